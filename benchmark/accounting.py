@@ -14,6 +14,7 @@ import json
 import os
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,21 +27,16 @@ from benchmark.arguments import parse
 from benchmark.measure.compared import WARM_UP, ComparedStrategy
 from benchmark.measure.machine import environment, interface_bytes, machine_line
 from benchmark.measure.memory import counted
-from benchmark.measure.output import MB, cell, publish, text_table
+from benchmark.measure.output import MB, publish, rows_table
 from benchmark.measure.turns import nothing
 from benchmark.names import names_of, numbers_of
 from benchmark.settings import Settings
 from benchmark.strategies import STRATEGIES, why_not
 from benchmark.training.workload import Workload, load_workload
-from benchmark.workers import join, make_ready, on_emulated_nodes, reports, start_workers, without
+from benchmark.workers import join, on_workers
 from common.errors import exit_on_input_error
 from common.paths import atomic_write
 from common.workers.process_group import Worker, process_group
-
-HEADS = (
-    *("strategy", "workers", "ideal MB", "documented", "counted", "ratio", "peak MB"),
-    *("payload MB", "interface", "ratio", "units", "calls"),
-)
 
 
 def work(settings: Settings, names: list[str]) -> None:
@@ -109,17 +105,19 @@ def quotient(left: float | None, right: float | None) -> float | None:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Both accounts: what is kept, and what is sent in a step; MB are 10^6 bytes."""
-    lines = []
-    for row in rows:
-        ideal, documented, kept, peak, payload, interface = (
-            cell(row[name], 2, MB) for name in ("ideal", "documented", "counted", "peak", "payload", "interface")
-        )
-        ratios = [quotient(row["counted"], row["documented"]), quotient(row["interface"], row["payload"])]
-        kept_ratio, sent_ratio = (cell(ratio, 4) for ratio in ratios)
-        stored = [ideal, documented, kept, kept_ratio, peak]
-        sent = [payload, interface, sent_ratio, row["units"], cell(row["calls"], 0)]
-        lines.append([row["strategy"], row["workers"], *stored, *sent])
-    return text_table([HEADS, *lines])
+    return rows_table(
+        {
+            "strategy": row["strategy"],
+            "workers": row["workers"],
+            **{f"{name} MB": quotient(row[name], MB) for name in ("ideal", "documented", "counted")},
+            "counted / documented": quotient(row["counted"], row["documented"]),
+            **{f"{name} MB": quotient(row[name], MB) for name in ("peak", "payload", "interface")},
+            "interface / payload": quotient(row["interface"], row["payload"]),
+            "units": row["units"],
+            "calls": row["calls"],
+        }
+        for row in rows
+    )
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -131,25 +129,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def main() -> None:
-    begin, argv = environment(), sys.argv[1:]
-    settings, flags = parse(argv, "accounting", __doc__, add_flags)
+    begin = environment()
+    settings, flags = parse(sys.argv[1:], "accounting", __doc__, add_flags)
     names = names_of("--only", flags.only, STRATEGIES)
-    counts = [settings.world_size]
-    if flags.start is None:
-        work(settings, names)
-    else:
-        counts = numbers_of("--workers", flags.counts)
-        possible = [name for name in names if not why_not(replace(settings, strategy=name))]
-        make_ready(settings, possible, flags.emulated)
-        words = [word for word in without(argv, "--workers") if word != "--emulated"]
-        start = on_emulated_nodes if flags.emulated else start_workers
-        for count in counts:
-            if code := start("benchmark.accounting", count, words):
-                sys.exit(code)
-    if reports(settings):
-        rows = [
-            row for count in counts for row in json.loads((settings.output_dir / f"workers_{count}.json").read_text())
-        ]
+    possible = [name for name in names if not why_not(replace(settings, strategy=name))]
+    counts = None if flags.start is None else numbers_of("--workers", flags.counts)
+    if on_workers("benchmark.accounting", settings, counts, possible, partial(work, settings, names)):
+        files = [settings.output_dir / f"workers_{count}.json" for count in counts or [settings.world_size]]
+        rows = [row for file in files for row in json.loads(file.read_text())]
         print(table(rows), machine_line(begin), sep="\n")
         publish({"rows": rows, "environment": begin}, settings.output_dir / "accounting.json")
 

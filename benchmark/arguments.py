@@ -30,7 +30,7 @@ AddFlags = Callable[[argparse.ArgumentParser], None]
 def parse(
     argv: list[str], command: str = "run", about: str | None = None, add_flags: AddFlags | None = None
 ) -> tuple[Settings, argparse.Namespace]:
-    """The settings and all flags; flags.start says how many workers to start, None where this process is one already.
+    """The settings and all flags; flags.start lists how many workers to start, None where this process is one already.
 
     `command` is the module of benchmark/ whose flags these are, `about` its help, `add_flags` adds those of its own;
     without it, the flags are those of benchmark.run. Raises InputError for anything that cannot be run.
@@ -73,7 +73,7 @@ def parse(
             raise InputError(f"{package} is missing; install it with: python -m pip install {package}")
     if reason := why_not(settings):
         raise InputError(reason)
-    flags.start = None if is_rank else settings.world_size
+    flags.start = None if is_rank else [settings.world_size]
     return settings, flags
 
 

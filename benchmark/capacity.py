@@ -10,22 +10,22 @@ counted has been trained, and one that is at most a twentieth larger has failed.
 
 import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
 
-import json
+import argparse
 import sys
-from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
+from benchmark.checks.check import Row, check_parser, run_parts
 from benchmark.cost.architecture import describe
 from benchmark.cost.cell import Cell
 from benchmark.cost.predicted_memory import peak
-from benchmark.measure.machine import environment
-from benchmark.names import command_parser, names_of
+from benchmark.names import names_of
 from benchmark.strategies import STRATEGIES
 from benchmark.sweep import execute
 from benchmark.tables import SweepRun
 from common.errors import exit_on_input_error
 from common.figures import bars
-from common.flags import check_at_least
+from common.flags import positive
 from common.paths import ROOT
 
 COMPARED = "single,ddp,own_zero1,own_zero2,own_zero3,fsdp,tensor"
@@ -33,17 +33,6 @@ WIDTH, BATCH, LENGTH = 256, 1, 32  # of the models (4 heads); of a worker
 USABLE = 0.95  # of the limit: threads and small blocks take the rest
 FINEST = 20  # the search ends when the next model is larger by less than one part of so many
 FOLDER = ROOT / "runs" / "benchmark" / "capacity"
-
-
-@dataclass(frozen=True)
-class Largest:
-    """blocks: of the largest model that trains; 0 if none does. failed: of the smallest that did not."""
-
-    strategy: str
-    workers: int
-    blocks: int
-    failed: int
-    parameters: int
 
 
 def model_name(blocks: int) -> str:
@@ -74,8 +63,11 @@ def trains(strategy: str, workers: int, blocks: int, limit_mb: int) -> bool:
     return "outcome" not in found
 
 
-def search(strategy: str, workers: int, limit_mb: int) -> Largest:
-    """Step up or down from the expected size until it is between a model that trains and one that does not."""
+def search(strategy: str, workers: int, limit_mb: int) -> Row:
+    """Step up or down from the expected size until it is between a model that trains and one that does not.
+
+    blocks: of the largest model that trains; 0 if none does. failed: of the smallest that did not.
+    """
     blocks = expected(strategy, workers, limit_mb)
     fits, fails = 0, 0  # 0: not known
     while not fails or fails - fits > max(1, fits // FINEST):
@@ -92,37 +84,29 @@ def search(strategy: str, workers: int, limit_mb: int) -> Largest:
             blocks = max(1, fails - step)
         else:
             blocks = (fits + fails) // 2
-    return Largest(strategy, workers, fits, fails, parameters(fits))
+    about = {"strategy": strategy, "workers": workers}
+    return about | {"blocks": fits, "failed": fails, "parameters": parameters(fits)}
+
+
+def largest(flags: argparse.Namespace) -> list[Row]:
+    """The largest model of every strategy, and their picture."""
+    rows = [search(name, 1 if name == "single" else flags.workers, flags.limit_mb) for name in flags.strategies]
+    title = f"{flags.limit_mb} MB on each of {flags.workers} workers"
+    labels = [row["strategy"].replace("own_", "") for row in rows]
+    millions = [row["parameters"] / 1e6 for row in rows]
+    bars(flags.picture, labels, millions, label="parameters of the largest GPT-2, millions", title=title)
+    return rows
 
 
 def main() -> None:
-    parser = command_parser("capacity", __doc__)
+    parser = check_parser("capacity", __doc__)
     add = parser.add_argument
-    add("--limit_mb", type=int, default=600, help="MB (10^6 bytes) that a worker may take for model and training (600)")
-    add("--workers", type=int, default=4, help="4; with single there is one")
-    add("--strategies", default=COMPARED, help="%(default)s")
+    add("--limit_mb", type=positive, default=600, help="MB (10^6 bytes) for model and training on a worker (600)")
+    add("--workers", type=positive, default=4, help="4; with single there is one")
+    names = partial(names_of, "--strategies", known=STRATEGIES)
+    add("--strategies", type=names, default=COMPARED, help="%(default)s")
     add("--picture", type=Path, default=FOLDER / "capacity.png", help="where to draw the bars (%(default)s)")
-    add("--quick", action="store_true", help="40 MB, two workers, two strategies")
-    arguments = parser.parse_args()
-    if arguments.quick:
-        arguments.limit_mb, arguments.workers, arguments.strategies = 40, 2, "ddp,own_zero3"
-    check_at_least(arguments, 1, "limit_mb", "workers")
-    names = names_of("--strategies", arguments.strategies, STRATEGIES)
-    print(f"{'strategy':<12}{'workers':>8}{'blocks':>8}{'parameters':>14}")
-    rows = []
-    for name in names:
-        row = search(name, 1 if name == "single" else arguments.workers, arguments.limit_mb)
-        print(f"{row.strategy:<12}{row.workers:>8}{row.blocks:>8}{row.parameters:>14,}", flush=True)
-        rows.append(row)
-    title = f"{arguments.limit_mb} MB on each of {arguments.workers} workers"
-    millions = [row.parameters / 1e6 for row in rows]
-    labels = [row.strategy.replace("own_", "") for row in rows]
-    bars(arguments.picture, labels, millions, label="parameters of the largest GPT-2, millions", title=title)
-    print(
-        json.dumps(
-            {"limit_mb": arguments.limit_mb, "rows": [asdict(row) for row in rows], "environment": environment()}
-        )
-    )
+    run_parts(parser, {"largest": largest}, limit_mb=40, workers=2, strategies=["ddp", "own_zero3"])
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ of benchmark.compare.
 import argparse
 import json
 import sys
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from tqdm.auto import tqdm
 
 from benchmark.arguments import parse
 from benchmark.measure.machine import environment
+from benchmark.measure.output import MB, cell, text_table
 from benchmark.names import names_of
 from benchmark.proof.judge import CaseResult
 from benchmark.proof.prover import MakeEngine, Proof, Prover
@@ -39,6 +41,7 @@ from common.paths import atomic_write, import_file
 from common.workers.process_group import Worker, process_group
 
 CASES = 5  # of a strategy, at most
+FORMS = {"scale": ".4f", "error": ".1e"}  # of these figures
 Engines = dict[str, tuple[str, MakeEngine]]  # name -> the strategy whose settings it gets, and how it is made
 
 
@@ -90,26 +93,16 @@ def save(path: Path | None, proofs: list[Proof]) -> None:
 
 
 def table(settings: Settings, rows: list[dict]) -> str:
-    width = max([16, *(len(row["strategy"]) + 2 for row in rows)])
-    lines = [
-        f"{what_is_trained(settings)}, {settings.precision}; "
-        "scale, error and norm: the largest deviation of all SGD steps",
-        f"{'strategy':<{width}}{'gradient':<44}{'scale':>8}{'error':>9}{'norm':>9}  sent in the first step",
-    ]
+    lines = [["strategy", "gradient", "scale", "error", "norm", "sent in the first step"]]
     for row in rows:
-        norm = "-" if row["norm"] is None else f"{row['norm']:.4f}"
-        figures = f"{number(row['scale'], '.4f'):>8}{number(row['error'], '.1e'):>9}{norm:>9}"
-        sent: dict[str, float] = {}
+        scale, error = ("nan" if row[name] is None else format(row[name], form) for name, form in FORMS.items())
+        sent: dict[str, float] = defaultdict(float)
         for what, size in row["sent"].items():
-            dtype = what.split()[-1]
-            sent[dtype] = sent.get(dtype, 0.0) + size / 1e6
+            sent[what.split()[-1]] += size / MB
         words = ", ".join(f"{size:.2f} MB {dtype}" for dtype, size in sent.items())
-        lines.append(f"{row['strategy']:<{width}}{row['gradient'][:42]:<44}{figures}  {words or '-'}")
-    return "\n".join(lines)
-
-
-def number(value: float | None, form: str) -> str:
-    return "nan" if value is None else format(value, form)
+        lines.append([row["strategy"], row["gradient"][:42], scale, error, cell(row["norm"], 4), words or "-"])
+    about = "scale, error and norm: the largest deviation of all SGD steps"
+    return f"{what_is_trained(settings)}, {settings.precision}; {about}\n{text_table(lines)}"
 
 
 def verdict(rows: list[dict]) -> str:
@@ -159,16 +152,16 @@ def main() -> None:
         return
     load_workload(settings)  # a wrong name or empty data is said once, not by every worker
     make_ready(settings, [strategy for strategy, _ in wanted.values()])
-    rest = without(without(without(argv, "--workers"), "--strategy"), "--engine")
+    rest = without(argv, "--workers", "--strategy", "--engine")
     rows: list[dict] = []
     names = list(wanted)
     while names:
         kept.unlink(missing_ok=True)
-        words = ["--strategy", flags.names] if flags.names else []
-        words += ["--engine", flags.engines.rpartition(":")[0] + ":" + ",".join(names)]
-        if not flags.engines:
-            words = ["--strategy", ",".join(names)]
-        code = start_workers("benchmark.prove", flags.start, [*rest, *words])
+        words = ["--strategy", ",".join(names)]
+        if flags.engines:
+            file = flags.engines.rpartition(":")[0]
+            words = ["--strategy", flags.names or "ddp", "--engine", f"{file}:{','.join(names)}"]
+        code = start_workers("benchmark.prove", settings.world_size, [*rest, *words])
         done = json.loads(kept.read_text()) if kept.exists() else []
         rows += done
         names = names[len(done) :]

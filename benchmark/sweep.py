@@ -58,7 +58,7 @@ def available_bytes(workers: int, no_cuda: bool) -> float:
     """What one worker may use: of the smallest GPU if each worker has one, otherwise its share of this machine."""
     import torch
 
-    from common.workers.gpus import count_gpus  # here: the flags are checked before torch is loaded
+    from common.workers.machine import count_gpus  # here: the flags are checked before torch is loaded
 
     gpus = 0 if no_cuda else count_gpus()
     if workers <= gpus:

@@ -59,13 +59,22 @@ def make_ready(settings: Settings, strategies: Iterable[str], no_cuda: bool = Fa
     prepare(settings.output_dir)
 
 
-def on_workers(module: str, settings: Settings, count: int | None, strategies: Iterable[str], work: Work) -> bool:
-    """Do the work here if this process is a worker (count None), or start `count`; whether this process reports."""
-    if count is None:
+def on_workers(
+    module: str, settings: Settings, counts: Iterable[int] | None, strategies: Iterable[str], work: Work
+) -> bool:
+    """Do the work here if this process is a worker (counts None), or start so many, one number after the other.
+
+    With --emulated they run on emulated nodes. Returns whether this process reports.
+    """
+    if counts is None:
         work()
-    else:
-        make_ready(settings, strategies)
-        if code := start_workers(module, count, without(sys.argv[1:], "--workers")):
+        return reports(settings)
+    words = without(sys.argv[1:], "--workers")
+    emulated = "--emulated" in words
+    make_ready(settings, strategies, emulated)
+    for count in counts:
+        start = on_emulated_nodes if emulated else start_workers
+        if code := start(module, count, [word for word in words if word != "--emulated"]):
             sys.exit(code)
     return reports(settings)
 
@@ -83,11 +92,11 @@ def prepare(folder: Path) -> None:
         ) from None
 
 
-def without(argv: list[str], flag: str) -> list[str]:
-    """The command line less one flag and its value: the launcher says it in its own words."""
+def without(argv: list[str], *flags: str) -> list[str]:
+    """The command line less some flags and their values: the launcher says these in its own words."""
     kept, skip = [], False
     for word in argv:
-        if not skip and word != flag and not word.startswith(flag + "="):
+        if not skip and word.partition("=")[0] not in flags:
             kept.append(word)
-        skip = word == flag
+        skip = word in flags
     return kept

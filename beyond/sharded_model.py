@@ -115,19 +115,15 @@ class ShardedBlock:
         # END SOLUTION b.8
 
     def send(self) -> None:
-        """Start to bring every rank its shard of the gradients, and free the block.
+        """Start to bring every rank its shard of the gradients.
 
         b.10 [1] Take the gradients: `take_gradients` returns them as one tensor, in the order of flat.values.
-             [2] Free the parameters: this block is done.
-             [3] Start a reduce_scatter (in fp32: it adds in the dtype of its tensors) or an all_to_all that does not
+             [2] Start a reduce_scatter (in fp32: it adds in the dtype of its tensors) or an all_to_all that does not
                  wait. Keep the handle in `sending`, and both tensors until it is done.
         """
-        if self.missing and self.gathering is not None:  # it has no gradient, and its gather still writes
-            self.wait()
-        # TODO(cos598d) b.10: steps [1] to [3] (about 4 lines)
+        # TODO(cos598d) b.10: steps [1] and [2] (about 3 lines)
         # BEGIN SOLUTION b.10
         self.outgoing = self.flat.take_gradients()
-        self.free()
         self.received = torch.empty_like(self.outgoing)
         self.sending = dist.all_to_all_single(self.received, self.outgoing, async_op=True)
         # END SOLUTION b.10
@@ -135,16 +131,15 @@ class ShardedBlock:
     def receive(self) -> None:
         """Wait for the message, and add the mean over all ranks to the gradient of this rank's shard.
 
-        b.10 [4] Wait. Release what was sent (set it to None), so that its memory is free for the mean.
-             [5] Add the mean over all ranks, in fp32, to shard.gradient, which may be None. Release what has arrived
+        b.10 [3] Wait. Release what was sent (set it to None), so that its memory is free for the mean.
+             [4] Add the mean over all ranks, in fp32, to shard.gradient, which may be None. Release what has arrived
                  and the handle, too.
         """
-        # TODO(cos598d) b.10: steps [4] and [5] (about 6 lines)
+        # TODO(cos598d) b.10: steps [3] and [4] (about 5 lines)
         # BEGIN SOLUTION b.10
         self.sending.wait()
         self.outgoing = None
-        world_size = dist.get_world_size()
-        mean = self.received.view(world_size, -1).sum(dim=0, dtype=torch.float32) / world_size
+        mean = self.received.view(dist.get_world_size(), -1).mean(dim=0, dtype=torch.float32)
         self.shard.gradient = mean if self.shard.gradient is None else self.shard.gradient + mean
         self.sending = self.received = None
         # END SOLUTION b.10
@@ -244,9 +239,9 @@ class ShardedModel:
     def gradient_ready(self, parameter: Parameter) -> None:
         """The hook: backward calls it as soon as parameter.grad is complete.
 
-        b.10 [6] Remove the parameter from its block's `missing`. If that was the last one, send the block.
+        b.10 [5] Remove the parameter from its block's `missing`. If that was the last one, send the block.
         """
-        # TODO(cos598d) b.10: step [6] (about 4 lines)
+        # TODO(cos598d) b.10: step [5] (about 4 lines)
         # BEGIN SOLUTION b.10
         block = self.block_of[parameter]
         block.missing.remove(parameter)
@@ -255,14 +250,18 @@ class ShardedModel:
         # END SOLUTION b.10
 
     def send(self, block: ShardedBlock) -> None:
-        """Send a block's gradients, so that at most one message is in transit.
+        """Free a block and send its gradients, so that at most one message is in transit.
 
-        b.10 [7] If a block is in transit, receive it: it had time to travel while backward computed this one. Without
+        b.10 [6] Free the block's parameters: backward has computed with them.
+             [7] If a block is in transit, receive it: it had time to travel while backward computed this one. Without
                  this step, the messages of all blocks are in memory when backward ends.
              [8] Send this block, and add it to self.in_transit.
         """
-        # TODO(cos598d) b.10: steps [7] and [8] (about 4 lines)
+        if block.missing and block.gathering is not None:  # it has no gradient, and its gather still writes
+            block.wait()
+        # TODO(cos598d) b.10: steps [6] to [8] (about 5 lines)
         # BEGIN SOLUTION b.10
+        block.free()
         if self.in_transit:
             self.in_transit.popleft().receive()
         block.send()

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from cluster.doctor import own_address_towards
 from common.errors import exit_on_input_error
+from common.workers.machine import own_address
 
 PATIENCE = timedelta(seconds=60)
 
@@ -28,7 +28,7 @@ def measure(master_ip: str, master_port: int, world_size: int, rank: int, megaby
     store = dist.TCPStore(master_ip, master_port, world_size, is_master=rank == 0, timeout=PATIENCE)
     gloo: Any = dist.ProcessGroupGloo
     options = gloo._Options()
-    options._devices = [gloo.create_device(hostname=own_address_towards(master_ip))]  # not the host name's network
+    options._devices = [gloo.create_device(hostname=own_address(master_ip))]  # not the host name's network
     options._timeout = PATIENCE
     group = gloo(store, rank, world_size, options)
     mine, theirs = (torch.zeros(megabytes * 10**6 // 4) for _ in range(2))

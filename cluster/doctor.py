@@ -7,31 +7,28 @@ The last line is a summary in JSON; the exit code is 0 if there is nothing to fi
 """
 
 import argparse
-import fcntl
 import hashlib
 import json
 import os
 import shlex
 import shutil
 import socket
-import struct
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 
 from cluster.emulate import why_not
-from cluster.launch import SSH, address_of, remote_folder, remote_python
+from cluster.launch import add_remote_flags, address_of, split_hosts
 from common.errors import InputError, exit_on_input_error
 from common.paths import ROOT
-from common.workers.driver import nvidia_driver
+from common.workers.machine import interfaces, nvidia_driver, own_address
 
 PACKAGES = ("torch", "transformers", "datasets", "numpy", "scikit-learn", "tqdm")
 DISK_GB, MEMORY_GB = 10, 4  # what the course needs with the embedded sample, see README.md
 BERT_BASE_GB = 16  # of memory, to fine-tune BERT-base: it takes 12.3 GB
 SLOW_MBIT = 500.0
 EXPERIMENT_NETWORK = "10.10.1."  # the nodes' own network on CloudLab, see README.md
-SIOCGIFADDR = 0x8915  # from linux/sockios.h: the address of an interface
 
 
 @dataclass(frozen=True)
@@ -76,23 +73,15 @@ def check_memory(total_bytes: float) -> Finding:
 
 
 def check_interface(master_ip: str, addresses: dict[str, str]) -> Finding:
-    """Report which of this node's interfaces (`addresses`: name -> IPv4) carries packets to the master."""
+    """Report which of this node's interfaces carries packets to the master; addresses: see machine.interfaces."""
     try:
-        own = own_address_towards(master_ip)
+        own = own_address(master_ip)
     except OSError as error:
         return Finding("fix", f"network: no route to {master_ip} ({error})", "check --master_ip and `ip address`")
-    name = next((name for name, address in addresses.items() if address == own), "unknown interface")
-    text = f"network: {master_ip} is reached through {name} ({own})"
-    better = [address for address in addresses.values() if address.startswith(EXPERIMENT_NETWORK)]
+    text = f"network: {master_ip} is reached through {addresses.get(own, 'unknown interface')} ({own})"
+    better = [address for address in addresses if address.startswith(EXPERIMENT_NETWORK)]
     wrong = bool(better) and not own.startswith((EXPERIMENT_NETWORK, "127."))
     return ok_or_fix(not wrong, text, f"use the experiment network, --master_ip {EXPERIMENT_NETWORK}1; see README.md")
-
-
-def own_address_towards(master_ip: str) -> str:
-    """The address that this node's packets to the master carry."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((master_ip, 9))  # sends nothing: it only chooses the route
-        return probe.getsockname()[0]
 
 
 def check_port(master_ip: str, port: int) -> Finding:
@@ -155,22 +144,9 @@ def code_state() -> dict[str, str]:
     return {"commit": git.stdout.strip() or "none", "code": digest.hexdigest()[:12]}
 
 
-def interface_addresses() -> dict[str, str]:
-    """This node's interfaces and their first IPv4 address; only the standard library, since psutil may be missing."""
-    found = {}
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        for _, name in socket.if_nameindex():
-            try:
-                answer = fcntl.ioctl(any_socket, SIOCGIFADDR, struct.pack("256s", name.encode()))
-            except OSError:
-                continue  # it has none
-            found[name] = socket.inet_ntoa(answer[20:24])
-    return found
-
-
 def examine_node(master_ip: str, port: int) -> dict:
     """Return everything about the node on which this runs, ready for JSON."""
-    addresses, driver = interface_addresses(), nvidia_driver()
+    addresses, driver = interfaces(), nvidia_driver()
     findings = [
         check_versions(versions()),
         check_disk(shutil.disk_usage(ROOT).free),
@@ -179,7 +155,7 @@ def examine_node(master_ip: str, port: int) -> dict:
         check_interface(master_ip, addresses),
         check_emulation(why_not()),
     ]
-    if master_ip in addresses.values() or master_ip.startswith("127."):
+    if master_ip in addresses or master_ip.startswith("127."):
         findings.append(check_port(master_ip, port))
     return {"findings": [asdict(finding) for finding in findings], "versions": versions(), "state": code_state()}
 
@@ -233,12 +209,9 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m cluster.doctor", description=__doc__, allow_abbrev=False)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
-    add("--hosts", default="", help="nodes, separated by commas, as for cluster.launch (default: this machine)")
+    add_remote_flags(parser)
     add("--master_ip", help="address of rank 0 (default: the first host's)")
     add("--master_port", type=int, default=6585, help="the port you will use (%(default)s)")
-    add("--ssh", default=SSH, help="command to reach the nodes")
-    add("--folder", default=remote_folder(), help="folder of this repository on the nodes (%(default)s)")
-    add("--python", default=remote_python(), help="Python on the nodes (%(default)s)")
     add("--json", action="store_true", help=argparse.SUPPRESS)  # one node, asked by another
     return parser.parse_args(argv)
 
@@ -260,7 +233,7 @@ def ask_hosts(config: argparse.Namespace, hosts: list[str]) -> dict[str, dict]:
 
 def report(config: argparse.Namespace) -> int:
     """Print all findings as they come, then their number by level; 0 if there is nothing to fix."""
-    hosts = [host.strip() for host in config.hosts.split(",") if host.strip()]
+    hosts = split_hosts(config.hosts)
     config.master_ip = config.master_ip or (address_of(hosts[0], shlex.split(config.ssh)) if hosts else "127.0.0.1")
     nodes = ask_hosts(config, hosts) if hosts else {"": examine_node(config.master_ip, config.master_port)}
     findings = [

@@ -25,12 +25,11 @@ from cluster.guard import die_with_parent, exit_code
 from cluster.launch import GUARD
 from cluster.supervise import Command, supervise
 from common.errors import InputError, exit_on_input_error
-from common.flags import burst_bytes
+from common.flags import burst_bytes, link_rate
 
 SUBNET = "10.10.1"
 CONTROL = "172.16.1"
 MAX_NODES = 64
-UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
 QUEUE = "50ms"  # how much a port may have waiting before it drops packets, as time at the link's rate
 INSIDE = "COS598D_EMULATE_INSIDE"  # set where the namespaces are already there
 
@@ -117,10 +116,10 @@ def on_nodes(nodes: int, rate: str, command: list[str]) -> list[str]:
 
 def bits_per_second(rate: str) -> float:
     """Return a rate in tc's notation as a number; raises InputError."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)(kbit|mbit|gbit)", rate)
-    if not match or float(match[1]) == 0:
-        raise InputError(f"--rate: expected a number with kbit, mbit or gbit such as 1gbit, or none; got {rate!r}")
-    return float(match[1]) * UNITS[match[2]]
+    try:
+        return link_rate(rate)
+    except argparse.ArgumentTypeError as error:
+        raise InputError(f"--rate: {error}; none is a link without a limit") from None
 
 
 def words(line: str) -> list[str]:
@@ -233,17 +232,14 @@ def parse(argv: list[str]) -> tuple[Plan, argparse.Namespace]:
     """Return the plan and the rest of the command line, after checks; raises InputError."""
     parser = argparse.ArgumentParser(prog="python -m cluster.emulate", description=__doc__, allow_abbrev=False)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--nodes", type=int, default=4, help="number of nodes (4)")
-    parser.add_argument(
-        "--rate", default="1gbit", help="rate of each link in each direction: 1gbit, 100mbit, none (1gbit)"
-    )
-    parser.add_argument("--delay", default="", help="latency from one node to another, for instance 1ms (needs netem)")
-    parser.add_argument(
-        "--control", action="store_true", help="add a second interface to each node, which training must not use"
-    )
-    parser.add_argument("--shell", metavar="NODE", help="open a shell on this node, for instance node2")
-    parser.add_argument("--plan", action="store_true", help="print the commands instead of running them")
-    parser.add_argument("command", nargs=argparse.REMAINDER, help="command to run on each node; {rank} is replaced")
+    add = parser.add_argument
+    add("--nodes", type=int, default=4, help="number of nodes (4)")
+    add("--rate", default="1gbit", help="rate of each link in each direction: 1gbit, 100mbit, none (1gbit)")
+    add("--delay", default="", help="latency from one node to another, for instance 1ms (needs netem)")
+    add("--control", action="store_true", help="add a second interface to each node, which training must not use")
+    add("--shell", metavar="NODE", help="open a shell on this node, for instance node2")
+    add("--plan", action="store_true", help="print the commands instead of running them")
+    add("command", nargs=argparse.REMAINDER, help="command to run on each node; {rank} is replaced")
     arguments = parser.parse_args(argv)
     arguments.command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
     if not 1 <= arguments.nodes <= MAX_NODES:

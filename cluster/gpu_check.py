@@ -24,7 +24,7 @@ from common.errors import exit_on_input_error
 from common.flags import Parser
 from common.paths import ROOT, atomic_write
 from common.record import versions
-from common.workers.gpus import count_gpus
+from common.workers.machine import count_gpus
 
 NO_GPU = "no GPU that PyTorch can see: nothing was checked; use a machine with one, and a build of PyTorch for it"
 TOLERANCE = 1e-4  # of a loss; docs/gpu.md says why it is more than on CPUs

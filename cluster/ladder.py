@@ -26,12 +26,12 @@ from cluster.two_workers import show_two_workers
 from common.errors import InputError, exit_on_input_error
 from common.figures import bars
 from common.paths import ROOT
-from common.timeline.boxes import Timeline, only_step, shortest_step
+from common.timeline.boxes import Timeline, shortest_step
 from common.timeline.parts import NAMES as PARTS
 from common.timeline.parts import mean, milliseconds, parts
 from common.timeline.picture import draw_below_each_other
 from common.timeline.trace import read_trace
-from common.workers.driver import no_cuda_for
+from common.workers.machine import no_cuda_for
 from course.next_step import next_step, open_in_script
 from course.table import load_course
 
@@ -107,7 +107,7 @@ def show(rows: list[Rung], n: int, arguments: argparse.Namespace) -> None:
     print(f"bar chart: {path.relative_to(ROOT)}")
     print(times(rows))
     picture = path.with_name("ladder_timeline.png")
-    draw_below_each_other([one_step(row) for row in rows], picture)
+    draw_below_each_other([replace(shortest_step(row.timeline), title=f"task {row.name}") for row in rows], picture)
     zoom = f"{FOLDER.relative_to(ROOT)}/<task>/timeline.html"
     print(f"a step of each task: {picture.relative_to(ROOT)}; to zoom, open {zoom} in a browser")
 
@@ -122,18 +122,10 @@ def demo_flags(reason: str) -> list[str]:
 
 def run(task: str, workers: int, arguments: argparse.Namespace) -> None:
     """Run one task as a student would. Its losses are in its record, so only what goes wrong is shown here."""
-    batch = str(arguments.batch // workers)
+    batch = arguments.batch // workers
     flags = [
-        "--max_steps",
-        str(arguments.iterations),
-        "--per_gpu_train_batch_size",
-        batch,
-        "--dropout",
-        "0",
-        "--timeline",
-        "--output_dir",
-        str(FOLDER / task),
-        "--overwrite_output_dir",
+        *f"--max_steps {arguments.iterations} --per_gpu_train_batch_size {batch} --dropout 0 --timeline".split(),
+        *("--output_dir", str(FOLDER / task), "--overwrite_output_dir"),
         *(["--no_cuda"] if arguments.nodes else no_cuda_for(arguments.workers)),  # all tasks on the same device
         *arguments.flags,
     ]
@@ -178,11 +170,6 @@ def table(rows: list[Rung]) -> str:
             f" {row.bytes_of_first / 1e6:12.2f} {row.bytes_of_others / 1e6:11.2f}"
         )
     return "\n".join([*lines, ""])
-
-
-def one_step(row: Rung) -> Timeline:
-    """The step of a task that is shown: the shortest one, since it was disturbed least."""
-    return replace(only_step(row.timeline, shortest_step(row.timeline)), title=f"task {row.name}")
 
 
 def times(rows: list[Rung]) -> str:

@@ -43,25 +43,17 @@ def parse(argv: list[str] | None = None) -> tuple[Launch, bool]:
     """Return the launch that the command line describes, and whether only to print it; raises InputError."""
     parser = argparse.ArgumentParser(prog="python -m cluster.launch", description=__doc__, allow_abbrev=False)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--workers", type=int, help="number of workers (default: one per host, or 4)")
-    parser.add_argument(
-        "--hosts", default="", help="nodes by name or address, separated by commas; the first has rank 0"
-    )
-    parser.add_argument("--ssh", default=SSH, help='command to reach the hosts, for instance "ssh -p 2222 -i key"')
-    parser.add_argument(
-        "--folder", default=remote_folder(), help="folder of this repository on the nodes (%(default)s)"
-    )
-    parser.add_argument("--python", default=remote_python(), help="Python on the nodes (%(default)s)")
-    parser.add_argument("--plan", action="store_true", help="print the commands instead of running them")
-    parser.add_argument(
-        "--timeline", action="store_true", help="pass --timeline to the script, to see what each rank does"
-    )
+    add = parser.add_argument
+    add("--workers", type=int, help="number of workers (default: one per host, or 4)")
+    add_remote_flags(parser)
+    add("--plan", action="store_true", help="print the commands instead of running them")
+    add("--timeline", action="store_true", help="pass --timeline to the script, to see what each rank does")
     for flag in WORKER_FLAGS:
-        parser.add_argument(flag, help="chosen automatically; may also be given after the script")
-    parser.add_argument("script", nargs=argparse.REMAINDER, help="the script and its flags")
+        add(flag, help="chosen automatically; may also be given after the script")
+    add("script", nargs=argparse.REMAINDER, help="the script and its flags")
     arguments = parser.parse_args(argv)
     script = arguments.script[1:] if arguments.script[:1] == ["--"] else arguments.script
-    hosts = [host.strip() for host in arguments.hosts.split(",") if host.strip()]
+    hosts = split_hosts(arguments.hosts)
     for flag in WORKER_FLAGS:
         before = getattr(arguments, flag.removeprefix("--"))
         if before is not None and flag_value(script, flag) is None:
@@ -73,6 +65,20 @@ def parse(argv: list[str] | None = None) -> tuple[Launch, bool]:
     ssh = shlex.split(arguments.ssh)
     script = _with_defaults(script, workers, hosts, ssh)
     return Launch(script, workers, hosts, ssh, arguments.folder, arguments.python), arguments.plan
+
+
+def add_remote_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that say where the nodes are, and what is there."""
+    add = parser.add_argument
+    add("--hosts", default="", help="nodes by name or address, separated by commas (default: this machine)")
+    add("--ssh", default=SSH, help='command to reach the hosts, for instance "ssh -p 2222 -i key"')
+    add("--folder", default=remote_folder(), help="folder of this repository on the nodes (%(default)s)")
+    add("--python", default=remote_python(), help="Python on the nodes (%(default)s)")
+
+
+def split_hosts(hosts: str) -> list[str]:
+    """Return the hosts of --hosts; the first has rank 0."""
+    return [host.strip() for host in hosts.split(",") if host.strip()]
 
 
 def flag_value(words: list[str], flag: str) -> str | None:

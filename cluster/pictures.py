@@ -16,7 +16,7 @@ from cluster.launch import run_silently
 from cluster.random_bert import random_bert
 from common.errors import InputError, exit_on_input_error
 from common.paths import ROOT
-from common.timeline.boxes import Timeline, only_step, shortest_step
+from common.timeline.boxes import Timeline, shortest_step
 from common.timeline.parts import table
 from common.timeline.picture import draw
 from common.timeline.trace import read_trace
@@ -56,8 +56,7 @@ def make(picture: Picture, rate: str) -> Timeline:
     flags = [*picture.flags, *model, "--timeline", "--max_steps", "6", "--output_dir", str(folder)]
     script = [sys.executable, picture.script, *flags, "--overwrite_output_dir"]
     run_silently(picture.script, on_nodes(picture.nodes, rate, script))
-    whole = read_trace(folder / "timeline.json")
-    step = only_step(whole, shortest_step(whole))
+    step = shortest_step(read_trace(folder / "timeline.json"))
     return replace(step, title=f"{picture.title}, {picture.nodes} nodes, {in_words(rate)}")
 
 

@@ -21,12 +21,8 @@ SIZES: dict[str, dict[str, Any]] = {
     "8M": {"vocab_size": 3000, "hidden_size": 384, "num_hidden_layers": 4, "num_attention_heads": 12},
     "22M": {"vocab_size": 30522, "hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12},
     "25M": {"vocab_size": 30522, "hidden_size": 512, "num_hidden_layers": 3, "num_attention_heads": 8},  # large tensors
-    "108M": {
-        "vocab_size": 28996,
-        "hidden_size": 768,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 12,
-    },  # base, cased
+    # BERT-base, cased
+    "108M": {"vocab_size": 28996, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12},
 }
 
 

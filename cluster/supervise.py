@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import IO
 
+from cluster.guard import exit_code
 from cluster.screen import Line, Lines, Screen
 from common.workers.rows import COMPARING, HEADER, RANK_0_LEFT, RANK_0_SAYS
 
@@ -232,7 +233,7 @@ class Supervisor:
         for stream in self._open_streams(rank):
             while self._read_stream(rank, stream):
                 pass
-        rank.code = code if code >= 0 else 128 - code
+        rank.code = exit_code(code)
         return True
 
     def _open_streams(self, rank: Rank) -> Iterator[IO]:

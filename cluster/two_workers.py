@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from cluster.launch import run_silently
 from common.errors import InputError, exit_on_input_error
 from common.paths import ROOT
-from common.workers.driver import no_cuda_for
+from common.workers.machine import no_cuda_for
 from common.workers.processor import disturbance, other_programs
 from course.next_step import open_in_script
 

@@ -42,18 +42,10 @@ def parse_worker_arguments(task: str, argv: list[str] | None = None) -> RunConfi
 def parse_traffic_arguments(task: str, argv: list[str] | None = None) -> TrafficConfig:
     """Return the flags of task 4, which also choose the precision of what is sent."""
     parser = _glue_parser(task)
-    group = parser.add_argument_group("traffic")
-    group.add_argument(
-        "--grad_dtype", choices=("fp32", "bf16", "fp16"), default="fp32", help="dtype in which gradients are sent"
-    )
-    group.add_argument(
-        "--interface", default="", help="interface whose bytes are counted (default: the route to --master_ip)"
-    )
-    group.add_argument(
-        "--link_rate",
-        type=link_rate,
-        help="rate of a worker's link, such as 1gbit; used to predict the communication time",
-    )
+    add = parser.add_argument_group("traffic").add_argument
+    add("--grad_dtype", choices=("fp32", "bf16", "fp16"), default="fp32", help="dtype in which gradients are sent")
+    add("--interface", default="", help="interface whose bytes are counted (default: the route to --master_ip)")
+    add("--link_rate", type=link_rate, help="rate of a worker's link, such as 1gbit; predicts the communication time")
     return _glue_config(TrafficConfig, task, parser.parse_args(argv))
 
 
@@ -227,15 +219,10 @@ def add_common_flags(parser: argparse.ArgumentParser, world_size: int = 1, port:
     """Add the flags of every script that trains; `world_size` and `port` are the defaults."""
     add = parser.add_argument
     parser.set_defaults(profile=False, timeline=0, check_gradients=False)
-    group = parser.add_argument_group
     add("--data_dir", type=Path, help="folder with the data (default: the embedded sample)")
     add("--model_name_or_path", help="tiny, a hub name or a folder (default: tiny for the sample)")
     add("--tokenizer_name", default="", help="tokenizer (default: the model's own)")
-    add(
-        "--output_dir",
-        type=Path,
-        help="folder for the record of the run (default: runs/<task>; the longest earlier run is kept)",
-    )
+    add("--output_dir", type=Path, help="folder of the run's record (default: runs/<task>; the longest one is kept)")
     add("--overwrite_output_dir", action="store_true", help="replace the record of an earlier run in --output_dir")
     add("--learning_rate", type=float, help="AdamW's learning rate at the peak of the schedule")
     add("--weight_decay", type=float, default=0.0, help="weight decay of all parameters except biases and LayerNorm")
@@ -243,32 +230,19 @@ def add_common_flags(parser: argparse.ArgumentParser, world_size: int = 1, port:
     add("--max_grad_norm", type=float, default=1.0, help="clip gradients to this norm (0: do not clip)")
     add("--warmup_steps", type=int, default=0, help="steps over which the learning rate rises from 0")
     add(
-        "--max_steps",
-        type=int,
-        default=-1,
-        help="stop after N steps, with the schedule of all epochs (default: after the last epoch)",
+        "--max_steps", type=int, default=-1, help="stop after N steps, with the schedule of all epochs (default: never)"
     )
     add("--dropout", type=float, help="dropout probability (default: the model's own)")
     add("--seed", type=int, default=42, help="seed for weights, order of examples and dropout")
     add("--no_cuda", action="store_true", help="use the CPU even if there is a GPU")
-    workers = group("workers (not needed with torchrun)")
-    workers.add_argument("--master_ip", help="address of rank 0 (default: 127.0.0.1)")
-    workers.add_argument(
-        "--master_port", type=int, help=f"a free port above 1023 on rank 0's machine (default: {port})"
-    )
-    workers.add_argument("--world_size", type=int, help=f"number of workers (default: {world_size})")
-    workers.add_argument(
-        "--local_rank", type=int, default=-1, help="rank of this worker among all workers: 0 to world_size-1"
-    )
-    workers.add_argument(
-        "--backend", choices=("gloo", "nccl"), help="communication library (default: nccl on GPUs, gloo on CPUs)"
-    )
-    workers.add_argument(
-        "--join_seconds", type=float, default=120.0, help="seconds to wait for the other workers to join"
-    )
-    workers.add_argument(
-        "--hang_seconds", type=float, default=120.0, help="abort if no step completes within this many seconds"
-    )
+    add = parser.add_argument_group("workers (not needed with torchrun)").add_argument
+    add("--master_ip", help="address of rank 0 (default: 127.0.0.1)")
+    add("--master_port", type=int, help=f"a free port above 1023 on rank 0's machine (default: {port})")
+    add("--world_size", type=int, help=f"number of workers (default: {world_size})")
+    add("--local_rank", type=int, default=-1, help="rank of this worker among all workers: 0 to world_size-1")
+    add("--backend", choices=("gloo", "nccl"), help="communication library (default: nccl on GPUs, gloo on CPUs)")
+    add("--join_seconds", type=float, default=120.0, help="seconds to wait for the other workers to join")
+    add("--hang_seconds", type=float, default=120.0, help="abort if no step completes within this many seconds")
 
 
 def _add_profile(parser: argparse.ArgumentParser, task: str) -> None:

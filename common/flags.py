@@ -1,6 +1,7 @@
 """Helpers for command lines: a parser with one-line errors, types of values, and checks."""
 
 import argparse
+import re
 from typing import NoReturn, TypeVar
 
 from common.errors import InputError
@@ -38,13 +39,9 @@ def true_or_false(text: str) -> bool:
 
 def link_rate(text: str) -> float:
     """Return the bits per second of a rate in tc's words: 1gbit, 100mbit, 2.5gbit, 56kbit."""
-    units = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9, "bit": 1.0}
-    unit = next((unit for unit in units if text.lower().endswith(unit)), "")
-    try:
-        rate = float(text.lower().removesuffix(unit)) * units[unit]
-    except (ValueError, KeyError):
-        rate = 0.0
-    if not 0 < rate < float("inf"):
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg]?)bit", text.lower())
+    rate = float(found[1]) * {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}[found[2]] if found else 0.0
+    if not rate:
         raise argparse.ArgumentTypeError(f"expected a rate such as 1gbit or 100mbit, got {text!r}")
     return rate
 

@@ -66,7 +66,7 @@ class Record:
         self.gradient: str | None = None  # what --check_gradients says of the first step
         self._timeline = None
         if config.timeline:
-            from common.timeline.run_timeline import RunTimeline  # here: 15 modules that most runs do not need
+            from common.timeline.run_timeline import RunTimeline  # here: a dozen modules that most runs do not need
 
             self._timeline = RunTimeline(config, worker)
 

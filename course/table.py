@@ -6,15 +6,17 @@ The student version of course.toml has no staff tables; everything about them is
 import fnmatch
 import tomllib
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, get_origin
 
 from common.errors import InputError
 from common.paths import ROOT
 
 STEPS_OF_A_HINT = 3
 CARRIED = ("warning", "points")
+_TABLES = ("tasks", "regions", "imports", "handout")
+Row = TypeVar("Row")
 NOT_GRADED_HERE = "not graded here"  # status of a test that needs what this machine does not have
 
 
@@ -33,7 +35,7 @@ class Task:
     whole: tuple[str, ...] = ()  # test files that run whole scripts: not opened for one region alone
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RegionRow:
     """One region: its home file, integer points, the regions it directly builds on, its tests and three hints."""
 
@@ -42,7 +44,7 @@ class RegionRow:
     title: str
     file: str
     points: int
-    needs: tuple[str, ...]
+    needs: tuple[str, ...] = ()
     tests: tuple[str, ...]
     marker: str
     hints: tuple[str, ...]
@@ -58,19 +60,19 @@ class Handout:
     taught_names: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Course:
     """The whole table. `imports` maps a file pattern to the modules that files of this name may import."""
 
     total: int
-    bonus: int
+    bonus: int = 0
     tasks: dict[str, Task]
     regions: dict[str, RegionRow]
     may_change: tuple[str, ...]
     imports: dict[str, tuple[str, ...]]
     handout: Handout
-    hidden: dict[str, Any]
-    carried: str  # what broken copies of regions in later scripts cost: "warning" (nothing) or "points"
+    hidden: dict[str, Any] = field(default_factory=dict)
+    carried: str = CARRIED[0]  # what broken copies of regions in later scripts cost: "warning" (nothing) or "points"
 
     @property
     def bonus_tasks(self) -> frozenset[str]:
@@ -134,97 +136,61 @@ def load_course(path: Path = ROOT / "course.toml") -> Course:
             not add up to the total; a prerequisite does not exist or is circular.
     """
     try:
-        table = _Table(tomllib.loads(path.read_text(encoding="utf-8")), path.name)
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InputError(f"{path}: expected the course's table as TOML, got {error}") from error
-    tasks = {id: _task(id, row) for id, row in table.rows("tasks")}
-    course = Course(
-        total=table.take("total", int),
-        bonus=table.take("bonus", int, 0),
+    parts = {key: _value(table.pop(key, {}), dict, f"{path.name}.{key}") for key in _TABLES}
+    tasks = {id: _read(Task, row, f'{path.name}: tasks."{id}"', id=id) for id, row in parts["tasks"].items()}
+    course = _read(
+        Course,
+        table,
+        path.name,
         tasks=tasks,
-        regions={id: _region(id, row, tasks) for id, row in table.rows("regions")},
-        may_change=table.texts("may_change"),
+        regions={id: _region(id, row, tasks, f'{path.name}: regions."{id}"') for id, row in parts["regions"].items()},
         imports={
-            pattern: _texts(names, f"imports.{pattern}") for pattern, names in table.take("imports", dict).items()
+            pattern: _value(names, tuple[str, ...], f"imports.{pattern}") for pattern, names in parts["imports"].items()
         },
-        handout=_handout(_Table(table.take("handout", dict, {}), f"{path.name}: handout")),
-        hidden=table.take("hidden", dict, {}),
-        carried=table.take("carried", str, CARRIED[0]),
+        handout=_read(Handout, parts["handout"], f"{path.name}: handout"),
     )
-    table.nothing_left()
     _check(course, path.name)
     return course
 
 
-class _Table:
-    """A TOML table that is read key by key, so that what is left at the end is a misspelt key."""
-
-    def __init__(self, values: dict[str, Any], where: str) -> None:
-        self.values, self.where = dict(values), where
-
-    def take(self, key: str, kind: type, default: object = None) -> Any:
-        value = self.values.pop(key, default)
-        if not isinstance(value, kind) or isinstance(value, bool):
-            raise InputError(f"{self.where}.{key}: expected {kind.__name__}, got {value!r}")
-        return value
-
-    def texts(self, key: str, default: object = None) -> tuple[str, ...]:
-        return _texts(self.values.pop(key, default), f"{self.where}.{key}")
-
-    def rows(self, key: str) -> list[tuple[str, "_Table"]]:
-        return [(id, _Table(row, f'{self.where}: {key}."{id}"')) for id, row in self.take(key, dict).items()]
-
-    def nothing_left(self) -> None:
-        if self.values:
-            raise InputError(f"{self.where}: unknown key {min(self.values)!r}; see the comments in course.toml")
+def _read(kind: type[Row], table: object, where: str, **known: Any) -> Row:
+    """Return a `kind` whose fields are those that are `known`, and keys of a TOML table: any other key is misspelt."""
+    values = _value(table, dict, where)
+    wanted = {field.name: field for field in fields(kind) if field.name not in known}  # type: ignore[arg-type]
+    for name, entry in wanted.items():
+        if name in values or (entry.default is MISSING and entry.default_factory is MISSING):
+            known[name] = _value(values.get(name), entry.type, f"{where}.{name}")
+    if unknown := values.keys() - wanted.keys():
+        raise InputError(f"{where}: unknown key {min(unknown)!r}; see the comments in course.toml")
+    return kind(**known)
 
 
-def _texts(value: object, where: str) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(isinstance(item, str) and item.strip() for item in value):
-        raise InputError(f"{where}: expected a list of texts, got {value!r}")
-    return tuple(value)
+def _value(value: Any, kind: Any, where: str) -> Any:
+    """Return a value of a TOML table if it is of this type; a list of texts becomes a tuple."""
+    if kind == tuple[str, ...]:
+        if not isinstance(value, list) or not all(isinstance(item, str) and item.strip() for item in value):
+            raise InputError(f"{where}: expected a list of texts, got {value!r}")
+        return tuple(value)
+    plain = get_origin(kind) or kind
+    if not isinstance(value, plain) or (isinstance(value, bool) and plain is not bool):
+        raise InputError(f"{where}: expected {plain.__name__}, got {value!r}")
+    return value
 
 
-def _task(id: str, row: _Table) -> Task:
-    texts = {key: row.take(key, str) for key in ("title", "folder", "submitted_as", "readme", "marker")}
-    tests, whole = row.texts("tests"), row.texts("whole", [])
-    task = Task(id, tests=tests, whole=whole, bonus=bool(row.values.pop("bonus", False)), **texts)
-    row.nothing_left()
-    return task
-
-
-def _region(id: str, row: _Table, tasks: dict[str, Task]) -> RegionRow:
+def _region(id: str, row: object, tasks: dict[str, Task], where: str) -> RegionRow:
     task = tasks.get(id.split(".")[0])
     if task is None:
-        raise InputError(f"{row.where}: expected an id that begins with a task, one of {', '.join(tasks)}, and a dot")
-    region = RegionRow(
-        id,
-        task.id,
-        title=row.take("title", str),
-        file=row.take("file", str),
-        points=row.take("points", int),
-        needs=row.texts("needs", []),
-        tests=row.texts("tests", list(task.tests)),
-        marker=row.take("marker", str, task.marker),
-        hints=row.texts("hints"),
-    )
-    row.nothing_left()
+        raise InputError(f"{where}: expected an id that begins with a task, one of {', '.join(tasks)}, and a dot")
+    of_task = {"tests": list(task.tests), "marker": task.marker}
+    region = _read(RegionRow, of_task | _value(row, dict, where), where, id=id, task=task.id)
     if region.points < 1:
-        raise InputError(f"{row.where}.points: expected at least 1, got {region.points}")
+        raise InputError(f"{where}.points: expected at least 1, got {region.points}")
     if len(set(region.hints)) != STEPS_OF_A_HINT:
-        raise InputError(f"{row.where}.hints: expected {STEPS_OF_A_HINT} different hints, got {len(set(region.hints))}")
+        raise InputError(f"{where}.hints: expected {STEPS_OF_A_HINT} different hints, got {len(set(region.hints))}")
     return region
-
-
-def _handout(row: _Table) -> Handout:
-    handout = Handout(
-        ships=row.texts("ships", []),
-        renames=row.take("renames", dict, {}),
-        common_lines=row.texts("common_lines", []),
-        taught_names=row.texts("taught_names", []),
-    )
-    row.nothing_left()
-    return handout
 
 
 def _check(course: Course, where: str) -> None:

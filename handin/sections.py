@@ -48,11 +48,12 @@ class Findings:
             uses.append(what)
 
 
-def table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
-    def line(cells: Sequence[object]) -> str:
-        return "| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |"
-
-    return "\n".join([line(head), "|" + "---|" * len(head), *map(line, rows)]) + "\n"
+def table(head: str, rows: Sequence[Sequence[object]]) -> str:
+    """Return a table in Markdown. head: the columns' names, separated as they will be: "task | workers"."""
+    lines = [" | ".join(str(cell).replace("|", "\\|") for cell in row) for row in rows]
+    if not lines:
+        return "No run.\n"
+    return "\n".join([f"| {head} |", "|" + "---|" * len(head.split(" | ")), *(f"| {line} |" for line in lines)]) + "\n"
 
 
 def first_losses(runs: Sequence[Run], findings: Findings) -> str:
@@ -67,7 +68,7 @@ def first_losses(runs: Sequence[Run], findings: Findings) -> str:
         losses = [f"{loss:.6f}" for loss in run.mean_losses[:5]]
         name = NAMES[run.slot] if run.is_complete else f"{NAMES[run.slot]} ({len(run.records)} of {run.workers} ranks)"
         rows.append([name, *losses, *["–"] * (5 - len(losses)), f"`{run.name}`"])
-    return table(["task", *(f"iteration {i}" for i in range(1, 6)), "run"], rows)
+    return table(f"task | {' | '.join(f'iteration {i}' for i in range(1, 6))} | run", rows)
 
 
 def metrics(run: Run | None, findings: Findings) -> str:
@@ -84,7 +85,7 @@ def metrics(run: Run | None, findings: Findings) -> str:
         values = [_number(entry["metrics"].get(name)) for name in names]
         rows.append([f"{epoch} (interrupted)" if broken else epoch, *values])
     data = run.setting["task"].upper() if run.first["config"]["data_dir"] else "the embedded sample"
-    return f"On the dev set of {data}, from `{run.name}`:\n\n" + table(["epoch", *names], rows)
+    return f"On the dev set of {data}, from `{run.name}`:\n\n" + table(" | ".join(["epoch", *names]), rows)
 
 
 def _number(value: object) -> str:
@@ -123,8 +124,8 @@ def times(runs: Sequence[Run], findings: Findings) -> str:
             findings.doubt([f"{what} are not comparable: {'; '.join(reasons)}"])
         elif time and its and (doubt := speedup(time, its)[1]):
             findings.doubt([f"{what}: {doubt}; do not call one of them faster"])
-    head = ["task", "workers", "iterations", "s per iteration", "time / DDP", "calls", "MB passed to calls", "run"]
-    return table(head, rows) if rows else "No run.\n"
+    head = "task | workers | iterations | s per iteration | time / DDP | calls | MB passed to calls | run"
+    return table(head, rows)
 
 
 def _name(run: Run) -> str:
@@ -153,7 +154,7 @@ def scalability(one: Run | None, runs: Sequence[Run], findings: Findings) -> str
         findings.use(run, "speed-up")
         ratio, note = speedup_cells(one, alone, run, time, findings, run.workers)
         rows.append([NAMES[run.slot], run.workers, str(time), ratio, note, _threads(run), _name(run)])
-    return table(["task", "workers", "s per iteration", "speed-up", "note", "threads each", "run"], rows)
+    return table("task | workers | s per iteration | speed-up | note | threads each | run", rows)
 
 
 def _threads(run: Run) -> object:
@@ -199,26 +200,23 @@ def gpt2_tables(gpt2: Gpt2, findings: Findings) -> str:
     if gpt2.scaling:
         rows = []
         for (workers, threads), row in gpt2.scaling.items():
-            gain = gpt2.speedup(workers, threads)
-            ratio = f"{gain:.2f}" if gain else "–"
-            rows.append([workers, threads, row["batch_size"], *_times_and_speeds(row), ratio])
-        head = ["workers", "threads each", "batch", "s per epoch", "tokens per s", "speed-up over 1 worker, 1 thread"]
+            rows.append([workers, threads, row["batch_size"], *_gpt2_cells(row, gpt2.speedups.get((workers, threads)))])
+        head = "workers | threads each | batch | s per epoch | tokens per s | speed-up over 1 worker, 1 thread"
         parts.append(f"From `submit_figures/data_parallel_*.json`:\n\n{table(head, rows)}")
     if gpt2.modes:
         rows = []
         for mode, row in gpt2.modes.items():
-            gain = gpt2.pipeline_speedup(mode)
-            ratio = f"{gain:.2f}" if gain else "–"
-            rows.append([mode, row.get("n_chunk", "–"), *_times_and_speeds(row), ratio])
-        head = ["mode", "micro-batches", "s per epoch", "tokens per s", "speed-up over model_parallel"]
+            rows.append([mode, row.get("n_chunk", "–"), *_gpt2_cells(row, gpt2.speedups.get(mode))])
+        head = "mode | micro-batches | s per epoch | tokens per s | speed-up over model_parallel"
         parts.append(f"From `submit_figures/pipeline_metrics.json`:\n\n{table(head, rows)}")
     return "\n".join(parts) or "No run.\n"
 
 
-def _times_and_speeds(row: dict) -> list[str]:
-    """The two cells of a row, with deviations if there was more than one epoch; its file has 0 for a single one."""
+def _gpt2_cells(row: dict, speedup: float | None) -> list[str]:
+    """The last cells of a row, with deviations if there was more than one epoch; its file has 0 for a single one."""
     cells = (("training_time", 3), ("tokens_per_second", 0))
-    return [with_deviation(row[name], row[f"{name}_std"] or None, digits) for name, digits in cells]
+    times = [with_deviation(row[name], row[f"{name}_std"] or None, digits) for name, digits in cells]
+    return [*times, f"{speedup:.2f}" if speedup else "–"]
 
 
 def where_from(runs: Sequence[Run], findings: Findings) -> str:
@@ -231,8 +229,7 @@ def where_from(runs: Sequence[Run], findings: Findings) -> str:
             setting["data"], setting["total batch"], setting["seed"], len(run.first["iterations"]),
             f"{setting['machine']}, {setting['device']}", setting["torch"],
         ])  # fmt: skip
-    head = ["run", "used for", "ranks", "model", "data", "batch", "seed", "iterations", "machine", "torch"]
-    return table(head, rows) if rows else "No run.\n"
+    return table("run | used for | ranks | model | data | batch | seed | iterations | machine | torch", rows)
 
 
 def own_lines(tree: Path, course: Course, task: str, findings: Findings) -> str:
@@ -298,5 +295,5 @@ def find_stopped(root: Path, folder: Path) -> list[Stopped]:
 
 def stopped_tables(stopped: list[Stopped]) -> str:
     """Return tables of where each rank was when a run was stopped; "" if none was."""
-    head = ("rank", "state", "where", "collectives")
+    head = "rank | state | where | collectives"
     return "".join(f"\n{run.name} was stopped: {run.conclusion}.\n\n{table(head, run.rows)}" for run in stopped)

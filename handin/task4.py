@@ -15,31 +15,14 @@ from handin.sections import Findings, table
 NOT_MEASURED = (
     "Not measured: see `task4_traffic/README.md`, and `python task4_traffic/compare.py` with the folders of its runs.\n"
 )
-_RUNS = [
-    "model",
-    "batch",
-    "dtype",
-    "workers",
-    "tensors",
-    "S (MB)",
-    "iterations",
-    "s per iteration",
-    "of which communication",
-    "predicted",
-    "run",
-]
-_BYTES = [
-    "model",
-    "batch",
-    "dtype",
-    "counted",
-    "expected (MB)",
-    "with framing (MB)",
-    "observed (MB)",
-    "x payload",
-    "x with framing",
-    "run",
-]
+_RUNS = (
+    "model | batch | dtype | workers | tensors | S (MB) | iterations | s per iteration | of which communication | "
+    "predicted | run"
+)
+_BYTES = (
+    "model | batch | dtype | counted | expected (MB) | with framing (MB) | observed (MB) | x payload | "
+    "x with framing | run"
+)
 # A model for which the bandwidth decides: a prediction from the bytes means something.
 _PREDICTED = (
     "--do_train --learning_rate 1e-5 --per_gpu_train_batch_size 2 --link_rate 1gbit "

@@ -1,13 +1,18 @@
-"""Tables for single tasks: communication of 2a and 2b, micro-batches of the pipeline, what the bonus does not hide."""
+"""Tables for single tasks: communication of 2a and 2b, micro-batches of the pipeline, the bonus, and timelines."""
 
 import math
 import statistics
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from common.errors import InputError
+from common.timeline.parts import NAMES as PARTS
+from common.timeline.parts import Parts, mean, milliseconds
+from common.timeline.trace import read_trace
 from handin.measures import ITERATIONS, iteration_time
-from handin.runs import Run
-from handin.schema import is_number, is_time
+from handin.report_pictures import Pictures
+from handin.runs import Run, Shape, is_number, is_text, is_time, is_whole, misfit, or_null
 from handin.sections import NAMES, Findings, speedup_cells, table
 
 CHUNKS = (1, 2, 4, 8, 16)  # what the course asks for
@@ -30,7 +35,7 @@ def shares(runs: Sequence[Run], findings: Findings) -> str:
             if measured and len(measured) == len(steps):
                 cells = [f"{statistics.fmean(measured):.4f}", f"{100 * sum(measured) / whole:.0f} %"]
             rows.append([NAMES[run.slot], record["rank"], *cells, f"`{run.name}`"])
-    return table(["task", "rank", "communication (s)", "of an iteration", "run"], rows) if rows else "No run.\n"
+    return table("task | rank | communication (s) | of an iteration | run", rows)
 
 
 def exposed(runs: Sequence[Run], findings: Findings) -> str:
@@ -50,20 +55,8 @@ def exposed(runs: Sequence[Run], findings: Findings) -> str:
         figures += [_cell(size / 1e6 if is_number(size) else None, 3) for size in sizes]
         begin = [strategy, buckets, run.workers, run.setting["total batch"]]
         rows.append([*begin, *figures, str(iteration_time(run) or "–"), f"`{run.name}`"])
-    head = [
-        "strategy",
-        "bucket (MB)",
-        "workers",
-        "batch",
-        "exposed (s)",
-        "messages",
-        "MB passed to calls",
-        "MB kept",
-        "MB at the peak",
-        "s per iteration",
-        "run",
-    ]
-    return table(head, rows)
+    head = "strategy | bucket (MB) | workers | batch | exposed (s) | messages | MB passed to calls | MB kept | "
+    return table(head + "MB at the peak | s per iteration | run", rows)
 
 
 def _cell(value: object, digits: int) -> str:
@@ -90,8 +83,7 @@ def micro_batches(runs: Sequence[Run], findings: Findings) -> str:
             (f"the pipeline with --n_chunk {', '.join(map(str, absent))}", f"for m in {numbers}; do {command}; done")
         )
     rows = [row for chunks, run in sorted(mine.items()) if (row := _row(chunks, run, base, findings))]
-    head = ["micro-batches M", "s per iteration", "speed-up", "M K/(M+K-1)", "run"]
-    return table(head, rows) if rows else "No run.\n"
+    return table("micro-batches M | s per iteration | speed-up | M K/(M+K-1) | run", rows)
 
 
 def _row(chunks: int, run: Run, base: Run | None, findings: Findings) -> list[str] | None:
@@ -107,3 +99,73 @@ def _row(chunks: int, run: Run, base: Run | None, findings: Findings) -> list[st
         limit = PARTITIONS if on_cpu else math.inf
         ratio, _ = speedup_cells(base, alone, run, time, findings, limit, "partitions")
     return [str(chunks), str(time), ratio, ideal, f"`{run.name}`"]
+
+
+# Slot -> its name in the table, and the command that makes its timeline.
+SHOWN = {
+    "task2a": ("2a", "make demo"),
+    "task2b": ("2b", "make demo"),
+    "task3": ("3", "make demo"),
+    "pipeline": (
+        "pipeline",
+        "python -m cluster.launch --workers 2 --timeline -- pipeline/run_gpt2.py --schedule gpipe",
+    ),
+    "beyond": ("ZeRO-3", ""),  # a bonus: never missing
+}
+TIMELINE: dict[str, Shape] = {
+    "run": is_text,
+    "clock_error": is_number,
+    "steps": [{"rank": is_whole, "step": is_whole, **dict.fromkeys(("seconds", *PARTS, "hidden"), or_null(is_number))}],
+}
+
+
+def timelines(tree: Path, runs: Sequence[Run], findings: Findings, pictures: Pictures) -> str:
+    """A table of the parts of a step for every run with a usable timeline, and the pictures."""
+    rows, shown = [], []
+    for slot, (name, command) in SHOWN.items():
+        mine = [run for run in runs if run.slot == slot and run.first.get("timeline")]
+        if slot == "beyond":
+            mine = [run for run in mine if run.first["config"].get("strategy") == "zero3"]
+        problems = {run.name: problem(tree / run.name, run) for run in mine}
+        findings.doubt(f"{run}: {said}" for run, said in problems.items() if said)
+        usable = next((run for run in mine if not problems[run.name]), None)  # your own before the demo's
+        if usable:
+            findings.use(usable, "timeline")
+            rows += [[name, *cells, usable.setting["model"], f"`{usable.name}`"] for cells in _cells(usable)]
+            picture = tree / usable.name / "timeline.png"
+            shown.append(pictures.copied(picture, f"{name}: who computes, sends and waits", f"timeline_{slot}.png"))
+        elif command:
+            findings.missing.append((f"the timeline of {name}", command))
+    if not rows:
+        return "No run with --timeline.\n"
+    pairs = ["".join(shown[i : i + 2]) for i in range(0, len(shown), 2)]  # one paragraph: side by side in the PDF
+    head = f"task | rank | {' | '.join(f'{part} (ms)' for part in PARTS)} | hidden (ms) | model | run"
+    return "\n".join([table(head, rows), *pairs])
+
+
+def problem(folder: Path, run: Run) -> str:
+    """Return in one line why the timeline of a run cannot be used; "" if it can."""
+    for record in run.records:
+        name = f"rank{record['rank']}.json"
+        if place := misfit(record.get("timeline"), TIMELINE, "timeline"):
+            return f"{name} has no usable {place}: written by another version of the scripts; run it again"
+        if record["timeline"]["run"] != run.first["timeline"]["run"]:
+            return f"the timeline in {name} belongs to another run than that of rank 0; run it again"
+    path = folder / "timeline.json"
+    try:
+        trace = read_trace(path)
+    except InputError as error:
+        return str(error).replace(str(path), path.name)
+    if trace.run != run.first["timeline"]["run"]:
+        return "timeline.json belongs to another run than the records; run it again with --timeline"
+    return ""
+
+
+def _cells(run: Run) -> list[list[object]]:
+    """The mean of the steps for every rank."""
+    rows = [Parts(**row) for record in run.records for row in record["timeline"]["steps"]]
+    found: list[list[object]] = []
+    for rank in sorted({row.rank for row in rows}):
+        means = mean([row for row in rows if row.rank == rank])
+        found.append([rank, *(milliseconds(means[name], 1) for name in (*PARTS, "hidden"))])
+    return found

@@ -11,16 +11,14 @@ from common.paths import atomic_write
 from common.workers.run_files import EARLIER, standing
 from course.table import Course
 from handin import sections
-from handin.choice import Chosen, choose, missing_runs
 from handin.gpt2_runs import made_figures, read_gpt2
-from handin.measures import doubts_about
+from handin.measures import Chosen, choose, doubts_about, missing_runs
 from handin.report_pictures import Pictures
 from handin.runs import Run, find_runs
 from handin.sections import Findings
 from handin.student import Student, remembered
 from handin.task4 import traffic
-from handin.task_tables import exposed, micro_batches, shares
-from handin.timelines import timelines
+from handin.task_tables import exposed, micro_batches, shares, timelines
 from handin.words import is_unchanged_outside, read_words, section, with_fingerprint
 
 TITLE = "Distributed Training of Language Models"

@@ -24,7 +24,7 @@ from pathlib import Path
 from common.errors import InputError, exit_on_input_error
 from staff.proofs import attack_bank
 from staff.proofs.attack_bank import Attack
-from staff.proofs.attack_runs import Gain, attempt, zip_attempt
+from staff.proofs.attack_runs import Gain, attempt
 from staff.sandbox import kernel
 from staff.sandbox.graded_run import CONFINING, become_other, probe
 
@@ -33,9 +33,8 @@ Row = tuple[Attack, Gain, Gain]
 
 def try_both(attack: Attack) -> Row:
     """What an attack gains with all defences, and without its own; that of a row has no defence to be without."""
-    run = zip_attempt if attack.entries else attempt
-    defended = run(attack, ())
-    return attack, defended, defended if attack.row else run(attack, attack.off)
+    defended = attempt(attack, ())
+    return attack, defended, defended if attack.row else attempt(attack, attack.off)
 
 
 def show(mode: str, attack: Attack, defended: Gain, undefended: Gain) -> None:

@@ -14,14 +14,12 @@ import json
 import os
 import random
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from common.errors import InputError, exit_on_input_error
-from common.paths import ROOT
 from course.table import load_course
 from staff.grade.hand_ins import grader_files
-from staff.grade.submissions import write_files
-from staff.handout.assemble import assemble
+from staff.grade.submissions import clean_files, write_files
 from staff.proofs.grading_pool import Graded, Test, collect, grade, tree_folder, worker_processes
 
 COURSE = load_course()
@@ -36,18 +34,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
     if unknown := set(arguments.region) - set(COURSE.regions):
         raise InputError(f"--region: expected some of {', '.join(COURSE.regions)}; got {min(unknown)}")
+    tests, _ = collect()
+    sides = [("open", id, set(COURSE.regions) - {id}) for id in arguments.region]
+    sides += [("solved", id, with_needs(id, tests)) for id in arguments.region]
     with worker_processes(min(2, os.cpu_count() or 1)) as pool:
-        tests, _ = pool.submit(collect).result()
-        opened = [pool.submit(graded, set(COURSE.regions) - {id}, arguments.seed) for id in arguments.region]
-        solved = [pool.submit(graded, with_needs(id, tests), arguments.seed) for id in arguments.region]
+        futures = [pool.submit(graded, solved, arguments.seed) for _, _, solved in sides]
         right = {"regions": len(arguments.region), "open": 0, "solved": 0}
-        for id, future in zip(arguments.region, opened, strict=True):
+        for (side, id, solved), future in zip(sides, futures, strict=True):
             seen = future.result()
-            right["open"] += show(f"{id} open", wrong_when_open(id, tests, seen.statuses), seen)
-        for id, future in zip(arguments.region, solved, strict=True):
-            seen = future.result()
-            wrong = wrong_when_solved(with_needs(id, tests), tests, seen.statuses)
-            right["solved"] += show(f"{id} solved", wrong, seen)
+            right[side] += show(f"{id} {side}", unexpected(solved, tests, seen.statuses), seen)
     print(json.dumps(right))
     sys.exit(0 if right["open"] == right["solved"] == right["regions"] else 1)
 
@@ -71,35 +66,20 @@ def with_needs(region: str, tests: dict[str, Test]) -> set[str]:
 def graded(solved: set[str], seed: int) -> Graded:
     """Grade the handout with these regions solved."""
     with tree_folder() as tree:
-        write_files(assemble(ROOT, solved=solved).files, tree)
+        write_files(clean_files(solved=solved), tree)
         return grade(tree, grader_files(), seed)
 
 
-def wrong_when_open(open_region: str, tests: dict[str, Test], statuses: dict[str, str]) -> list[str]:
-    """Tests whose status is not what it must be while only `open_region` is not solved."""
-
-    def expected(test: Test) -> set[str]:
-        if test.region == open_region:
-            return {"not attempted"}
-        return {"passed", "skipped"} if open_region in needs_to_count(test, tests) else {"passed"}
-
-    return unexpected(tests, expected, statuses)
-
-
-def wrong_when_solved(solved: set[str], tests: dict[str, Test], statuses: dict[str, str]) -> list[str]:
+def unexpected(solved: set[str], tests: dict[str, Test], statuses: dict[str, str]) -> list[str]:
     """Tests whose status is not what it must be while only these regions are solved."""
 
-    def expected(test: Test) -> set[str]:
+    def expected(test: Test) -> list[str]:
         if test.region not in solved:
-            return {"not attempted"}
-        return {"passed"} if needs_to_count(test, tests) <= solved else {"passed", "skipped"}
+            return ["not attempted"]
+        return ["passed"] if needs_to_count(test, tests) <= solved else ["passed", "skipped"]
 
-    return unexpected(tests, expected, statuses)
-
-
-def unexpected(tests: dict[str, Test], expected: Callable[[Test], set[str]], statuses: dict[str, str]) -> list[str]:
     return [
-        f"{name} [{test.region}]: expected {' or '.join(sorted(expected(test)))}, got {statuses.get(name)}"
+        f"{name} [{test.region}]: expected {' or '.join(expected(test))}, got {statuses.get(name)}"
         for name, test in tests.items()
         if statuses.get(name) not in expected(test)
     ]

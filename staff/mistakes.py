@@ -81,8 +81,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     bank = [entry for entry in entries if task in (None, entry.task) and options.only in entry.name]
     if not bank:
         raise InputError(f"{options.bank or 'staff/banks'}: no entry matches; check --task, --region and --only")
+    tests, copies = collect()
     with worker_processes(options.workers) as pool:
-        tests, copies = pool.submit(collect).result()
         by_task: dict[str, Tests] = {entry.task: {} for entry in sorted(bank, key=lambda entry: entry.task)}
         for name, test in tests.items():
             if test.task in by_task:

@@ -21,7 +21,7 @@ from common.errors import InputError, exit_on_input_error
 from common.figures import COLOURS, HATCHES, figure
 from common.flags import burst_bytes
 from task4_traffic.counters import rates, read_counters, volume
-from task4_traffic.expected import Traffic, all_reduce_traffic, gather_scatter_traffic, seconds, traffic_per_epoch
+from task4_traffic.expected import Traffic, all_reduce_traffic, seconds, traffic_per_epoch
 
 SHOWN_ITERATIONS = 5  # in the plot over time
 
@@ -61,7 +61,7 @@ class TrafficRun:
         )
 
 
-def read_run(folder: Path, rank: int = 0, algorithm: str = "all_reduce") -> TrafficRun:
+def read_run(folder: Path, rank: int = 0) -> TrafficRun:
     """Return one rank's traffic. Raises InputError if the folder is not from task 4."""
     record, traffic = read_json(folder, f"rank{rank}.json"), read_json(folder, f"traffic_{rank}.json")
     iterations = sum(window["iterations"] for window in traffic["windows"])
@@ -74,8 +74,8 @@ def read_run(folder: Path, rank: int = 0, algorithm: str = "all_reduce") -> Traf
         raise InputError(f"{folder}: expected a run on 2 workers or more, got {n}: one worker sends nothing")
     # The packets of all workers pass through the loopback interface, so expect their sum there.
     ranks = range(n) if traffic["interface"] == "lo" else [rank]
-    each = [payload(algorithm, size, n, which) for which in ranks]
-    expected = Traffic(sum(part.sent for part in each), sum(part.received for part in each))
+    each: Traffic = all_reduce_traffic(size, n)  # type: ignore[arg-type]
+    expected = Traffic(len(ranks) * each.sent, len(ranks) * each.received)
     batch = record["config"]["per_gpu_train_batch_size"]
     examples, rate = record["examples"]["train"], record["config"].get("link_rate")
     return TrafficRun(
@@ -95,17 +95,10 @@ def read_run(folder: Path, rank: int = 0, algorithm: str = "all_reduce") -> Traf
         epoch=traffic_per_epoch(expected, examples, batch, n),
         steps_per_epoch=record["steps_per_epoch"],
         counted=iterations,
-        predicted=seconds(payload(algorithm, size, n, rank), rate) if rate else None,
+        predicted=seconds(each, rate) if rate else None,
         burst=8 * burst_bytes(rate) / rate if rate else 0.0,
         communication=mean_communication(record),
     )
-
-
-def payload(algorithm: str, size: float, world_size: int, rank: int) -> Traffic:
-    """Return the payload of one iteration, as expected.py computes it."""
-    if algorithm == "all_reduce":
-        return all_reduce_traffic(size, world_size)  # type: ignore[arg-type]
-    return gather_scatter_traffic(size, world_size, rank)  # type: ignore[arg-type]
 
 
 def mean_communication(record: dict[str, Any]) -> float | None:

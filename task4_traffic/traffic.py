@@ -12,7 +12,7 @@ joining, evaluation) is not counted.
 import json
 import os
 import statistics
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -51,15 +51,12 @@ class TrafficRecord(Record):
 
     config: TrafficConfig
 
-    def __init__(
-        self, config: TrafficConfig, worker: Worker, send: Callable[[torch.Tensor], Any] | None = None
-    ) -> None:
+    def __init__(self, config: TrafficConfig, worker: Worker) -> None:
         if config.backend == "nccl":  # NCCL reads its variables with the first collective
             for name, value in COUNTABLE.items():
                 os.environ.setdefault(name, value)
         super().__init__(config, worker)
         self.sent: list[dict[str, Any]] = []
-        self._send = send or all_reduce
         self._groups: list[dict[str, Any]] = []  # iterations that sent the same tensors: how many, and which
         self._windows: list[dict[str, float]] = []
         self.dtype = DTYPES[config.grad_dtype]
@@ -144,7 +141,7 @@ class TrafficRecord(Record):
         begin = self._open_window("calibration begins")
         for _ in range(times):
             for tensor in tensors:
-                self._send(tensor)
+                all_reduce(tensor)
             self.worker.pulse.beat()
         dist.barrier()
         return between(begin, self._counter.mark("calibration ends"))

@@ -15,27 +15,28 @@ beside     computing takes longer beside a collective
 fp16       dividing by the number of workers before sending makes more fp16 gradients subnormal
 
 Claims about an interface need emulated nodes, and are skipped with the reason where there are none. --quick leaves out
-those that measure seconds (burst, beside). The last line of stdout is one JSON object; exit code 0 if all others hold.
+`beside`. The last line of stdout is one JSON object; exit code 0 if all others hold.
 """
 
 import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
 
 import argparse
-import json
 import statistics
-import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmark.checks.ranks import eth0, on_ranks
-from benchmark.names import names_of
-from cluster.emulate import bits_per_second, why_not
+from benchmark.checks.check import Row, SkippedError, check_parser, run_parts
+from benchmark.checks.operations import time_operations
+from benchmark.checks.ranks import on_ranks
+from benchmark.measure.machine import interface_bytes
+from cluster.emulate import bits_per_second
 from common.config import RunConfig
 from common.errors import exit_on_input_error
 from common.flags import burst_bytes
@@ -168,14 +169,14 @@ def early_bytes(config: RunConfig) -> Result:
     rank, tensor = dist.get_rank(), torch.ones(2_500_000)
     everyone = [torch.empty_like(tensor) for _ in range(dist.get_world_size())] if rank == 0 else None
     dist.barrier()
-    before, halfway = eth0(), list[int]()
-    look = threading.Timer(1.0, lambda: halfway.append(eth0() - before))
+    before, halfway = interface_bytes() or 0, list[int]()
+    look = threading.Timer(1.0, lambda: halfway.append((interface_bytes() or 0) - before))
     look.start()
     if rank == dist.get_world_size() - 1:
         time.sleep(2.0)
     dist.gather(tensor, everyone, dst=0)
     look.join()
-    return {"early": halfway[0], "all": eth0() - before, "bytes": tensor.nbytes}
+    return {"early": halfway[0], "bytes": tensor.nbytes}
 
 
 def late() -> Verdict:
@@ -185,59 +186,31 @@ def late() -> Verdict:
     return min(early[1], early[2]) > 0.5 * found[0]["bytes"] / 1e6 > early[3], shown
 
 
-def message_seconds(config: RunConfig) -> Result:
-    """The seconds of 100 kB from rank 0 to rank 1 after a pause, the shortest of ten."""
-    tensor, taken = torch.ones(25_000), []
-    for _ in range(10):
-        dist.barrier()
-        time.sleep(0.05)
-        begin = time.perf_counter()
-        dist.send(tensor, 1) if dist.get_rank() == 0 else dist.recv(tensor, 0)
-        taken.append(time.perf_counter() - begin)
-    return {"seconds": min(taken), "bytes": tensor.nbytes}
-
-
 def burst() -> Verdict:
-    _, found = on_ranks(message_seconds, 2, "100mbit")
-    rate = bits_per_second("100mbit") / 8
-    plain, least = found["bytes"] / rate, (found["bytes"] - burst_bytes(8 * rate)) / rate
-    shown = f"{found['seconds'] * 1e3:.1f} ms; {plain * 1e3:.1f} by the rate, {least * 1e3:.1f} with the burst"
-    return least <= found["seconds"] < plain, shown
+    size, rate = 100_000, bits_per_second("100mbit") / 8
+    seconds, _ = on_ranks(time_operations, 2, "100mbit", names=["message"], size=size)[0]["message"]
+    plain, least = size / rate, (size - burst_bytes(8 * rate)) / rate
+    shown = f"{seconds * 1e3:.1f} ms; {plain * 1e3:.1f} by the rate, {least * 1e3:.1f} with the burst"
+    return least <= seconds < plain, shown
 
 
-def bytes_in_units(config: RunConfig) -> Result:
-    """Bytes out of the interface over the payload, for each collective of 8 MB."""
-    n, rank = dist.get_world_size(), dist.get_rank()
-    whole = torch.ones(2_000_000)
-    part, other = torch.ones(len(whole) // n), torch.empty_like(whole)
-    unit = whole.nbytes * (n - 1) / n
-    found: Result = {}
-    for name, call in {
-        "all_reduce": lambda: dist.all_reduce(whole),
-        "all_gather": lambda: dist.all_gather_into_tensor(other, part),
-        "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, whole),
-        "all_to_all": lambda: dist.all_to_all_single(other, whole),
-    }.items():
-        call()
-        dist.barrier()
-        time.sleep(0.1)
-        before = eth0()
-        call()
-        time.sleep(0.1)  # for the last acknowledgements
-        found[name] = (eth0() - before) / unit
-        dist.barrier()
-    return found | {"rank": rank}
+def units_sent(names: list[str], nodes: int, rate: str) -> dict[str, float]:
+    """Bytes out of the interface over (N-1)/N of all bytes, for collectives of 8 MB."""
+    size = 8_000_000
+    found = on_ranks(time_operations, nodes, rate, names=names, size=size)[0]
+    whole = dict.fromkeys(names, size) | {"all_gather": nodes * size}  # whose `size` is that of a part
+    return {name: sent / (whole[name] * (nodes - 1) / nodes) for name, (_, sent) in found.items()}
 
 
 def frames() -> Verdict:
-    shares = {rate: on_ranks(bytes_in_units, 2, rate)[0]["all_reduce"] / 2 for rate in ("1gbit", "300mbit", "250mbit")}
+    shares = {rate: units_sent(["all_reduce"], 2, rate)["all_reduce"] / 2 for rate in ("1gbit", "300mbit", "250mbit")}
     holds = shares["1gbit"] < 1.005 and shares["300mbit"] < 1.005 and 1.04 < shares["250mbit"] < 1.06
     return holds, "bytes over payload: " + ", ".join(f"{rate} {share:.3f}" for rate, share in shares.items())
 
 
 def units() -> Verdict:
     expected = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 2, "all_to_all": 1}
-    found = on_ranks(bytes_in_units, 4, "1gbit")[0]
+    found = units_sent(list(expected), 4, "1gbit")
     shown = ", ".join(f"{name} {found[name]:.2f}" for name in expected)
     return all(abs(found[name] / units - 1) < 0.02 for name, units in expected.items()), f"units: {shown}"
 
@@ -285,31 +258,21 @@ def fp16() -> Verdict:
 
 
 CLAIMS: dict[str, Callable[..., Verdict]] = {
-    check.__name__: check
-    for check in (buckets, no_sync, buffers, unused, order, late, burst, frames, units, beside, fp16)
+    claim.__name__: claim
+    for claim in (buckets, no_sync, buffers, unused, order, late, burst, frames, units, beside, fp16)
 }
 JUDGED_BY_RANK = ("buckets", "no_sync", "buffers", "unused")  # on each of two ranks; rank 0's verdict counts
-NEED_NODES = ("late", "burst", "frames", "units", "beside")
-MEASURE_SECONDS = ("burst", "beside")
+
+
+def check(name: str, flags: argparse.Namespace) -> list[Row]:
+    if flags.quick and name == "beside":
+        raise SkippedError("beside other programs, its seconds say nothing")
+    holds, shown = on_ranks(CLAIMS[name], 2)[0] if name in JUDGED_BY_RANK else CLAIMS[name]()
+    return [{"measured": shown, "holds": holds}]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="all", help="claims, separated by commas (all)")
-    parser.add_argument("--quick", action="store_true", help="leave out the claims that measure seconds")
-    arguments = parser.parse_args()
-    no_nodes, found = why_not(), {}
-    for name in names_of("--only", arguments.only, CLAIMS):
-        if no_nodes and name in NEED_NODES:
-            holds, shown = True, f"skipped: {no_nodes}"
-        elif arguments.quick and name in MEASURE_SECONDS:
-            holds, shown = True, "skipped: --quick"
-        else:
-            holds, shown = on_ranks(CLAIMS[name], 2)[0] if name in JUDGED_BY_RANK else CLAIMS[name]()
-        found[name] = {"holds": holds, "measured": shown}
-        print(f"{name:<10} {'holds' if holds else 'FAILS':<6} {shown}", flush=True)
-    print(json.dumps(found))
-    sys.exit(0 if all(row["holds"] for row in found.values()) else 1)
+    run_parts(check_parser("checks.claims", __doc__), {name: partial(check, name) for name in CLAIMS})
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Nodes whose links have a delay, on this machine: by the kernel's netem, else by a switch here.
+"""Nodes whose links have a delay, on this machine, by a switch of our own: not every kernel has netem.
 
 As in cluster.emulate, node r has the address 10.10.1.{r+1}, and {rank} is replaced. The switch connects one TAP device
 of each node, and passes every frame on when the delay is over. It is a Python program: use it for small messages.
@@ -14,45 +14,22 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
+from benchmark.checks.check import SkippedError
 from cluster.emulate import namespaces, run, search_path, why_not, words
-from common.errors import InputError
-from common.paths import ROOT
 
 TUN = "/dev/net/tun"
 SET_INTERFACE, TAP, NO_HEADER = 0x400454CA, 0x0002, 0x1000  # TUNSETIFF, IFF_TAP, IFF_NO_PI of linux/if_tun.h
 FRAME = 65536  # more than a frame has
 
 
-def network() -> tuple[str, str]:
-    """Return which delay this machine can make, "netem" or "switch", and "" ; or "" and why there is none."""
-    if reason := why_not():
-        return "", reason
-    tried = [*emulate(2, 1.0), "true"]
-    if subprocess.run(tried, cwd=ROOT, env=environment(), capture_output=True).returncode == 0:
-        return "netem", ""
-    if not os.access(TUN, os.R_OK | os.W_OK):
-        return "", f"this kernel has no netem, and {TUN} cannot be opened"
-    return "switch", ""
-
-
 def command_on_nodes(nodes: int, delay_ms: float, command: Sequence[str]) -> list[str]:
-    """Return the command that runs `command` on every node; raises InputError if this machine has no such links."""
-    kind, reason = network()
-    if not kind:
-        raise InputError(reason)
-    if kind == "netem":
-        return [*emulate(nodes, delay_ms), *command]
+    """Return the command that runs `command` on every node. Raises SkippedError if this machine has no such links."""
+    if reason := why_not():
+        raise SkippedError(reason)
+    if not os.access(TUN, os.R_OK | os.W_OK):
+        raise SkippedError(f"{TUN} cannot be opened")
     own = [sys.executable, "-m", "benchmark.checks.delayed_links", str(nodes), str(delay_ms)]
     return [*namespaces(), *own, *command]
-
-
-def emulate(nodes: int, delay_ms: float) -> list[str]:
-    own = ["--nodes", str(nodes), "--rate", "none", "--delay", f"{delay_ms:g}ms", "--"]
-    return [sys.executable, "-m", "cluster.emulate", *own]
-
-
-def environment() -> dict[str, str]:
-    return os.environ | {"PATH": search_path()}
 
 
 def plug(node: int) -> int:
@@ -94,6 +71,7 @@ def switch(taps: Sequence[int], delay: float, ranks: Sequence[subprocess.Popen])
 def main() -> None:
     """The first process of its own namespaces."""
     nodes, delay_ms, *command = sys.argv[1:]
+    os.environ["PATH"] = search_path()
     for line in ("mount --make-rprivate /", "mount -t tmpfs none /run", "mkdir /run/netns", "ip link set lo up"):
         run(words(line))
     taps = [plug(node) for node in range(int(nodes))]

@@ -7,14 +7,13 @@ in processes of its own; with two or more GPUs a worker has one of them, and the
 temperature are those of the first worker's GPU at the end of the timed steps. What a framework cannot do is recorded
 with its reason.
 
-Without a GPU it says so in one line, and does nothing. The last line is one JSON object; --output_dir keeps it, too.
-Exit code 0 if no run failed that should have worked.
+Without a GPU it says so in one line, and does nothing. --output_dir has what each run has left. The last line is one
+JSON object; exit code 0 if no run failed that should have worked.
 """
 
 import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -23,13 +22,12 @@ import torch
 
 from benchmark.arguments import PRECISIONS
 from benchmark.arguments import parse as parse_run
-from benchmark.measure.machine import environment
-from benchmark.measure.output import publish
-from benchmark.names import check_model, command_parser
+from benchmark.checks.check import Row, SkippedError, check_parser, run_parts
+from benchmark.names import check_model
 from benchmark.sweep import execute
-from benchmark.tables import Row, SweepRun, markdown, row_of
+from benchmark.tables import SweepRun, row_of
 from common.errors import InputError, exit_on_input_error
-from common.flags import check_at_least
+from common.flags import positive
 from common.paths import ROOT
 
 STRATEGIES = (
@@ -67,33 +65,28 @@ def described(run: SweepRun, precision: str, result: dict[str, Any]) -> Row:
     return {"precision": precision} | row | {"outcome": "ok", "message": None} | failed
 
 
+def gpus(flags: argparse.Namespace) -> list[Row]:
+    """The row of every run."""
+    check_model("--model", flags.model)
+    if not torch.cuda.is_available():
+        raise SkippedError(NO_GPU)
+    rows = []
+    for run, precision in runs(torch.cuda.device_count(), flags.model, flags.batch_size, flags.quick):
+        row = run_one(run, precision, flags)
+        rows.append(row | {"holds": row["outcome"] not in ("OOM", "error")})
+        print(*row.values(), file=sys.stderr, flush=True)
+    return rows
+
+
 def main() -> None:
-    parser = command_parser("checks.gpu", __doc__)
+    parser = check_parser("checks.gpu", __doc__)
     add = parser.add_argument
     add("--model", default="gpt2", help="gpt2")
-    add("--batch_size", type=int, default=8, help="examples of one worker (8)")
-    add("--length", type=int, default=256, help="tokens of an example (256)")
-    add("--steps", type=int, default=30, help="of each run, of which 2 are dropped and 2 are traced (30)")
+    add("--batch_size", type=positive, default=8, help="examples of one worker (8)")
+    add("--length", type=positive, default=256, help="tokens of an example (256)")
+    add("--steps", type=positive, default=30, help="of each run, of which 2 are dropped and 2 are traced (30)")
     add("--output_dir", type=Path, default=ROOT / "runs" / "benchmark" / "gpu")
-    add("--quick", action="store_true", help="a tiny model, few steps, and only one worker alone and ddp")
-    arguments = parser.parse_args()
-    if arguments.quick:
-        arguments.model, arguments.batch_size, arguments.length, arguments.steps = "gpt2-tiny", 2, 64, 8
-    check_at_least(arguments, 1, "batch_size", "steps")
-    check_model("--model", arguments.model)
-    if not torch.cuda.is_available():
-        print(NO_GPU)
-        print(json.dumps({"gpus": [], "rows": []}))
-        return
-    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    rows = []
-    for run, precision in runs(len(gpus), arguments.model, arguments.batch_size, arguments.quick):
-        rows.append(run_one(run, precision, arguments))
-        print(*rows[-1].values(), file=sys.stderr, flush=True)
-    print(f"{len(gpus)} x {gpus[0]}, {arguments.model}, {arguments.batch_size} x {arguments.length} tokens each")
-    print(markdown(rows))
-    publish({"gpus": gpus, "rows": rows, "environment": environment()}, arguments.output_dir / "gpu.json")
-    sys.exit(1 if {"OOM", "error"} & {row["outcome"] for row in rows} else 0)
+    run_parts(parser, {"gpus": gpus}, model="gpt2-tiny", batch_size=2, length=64, steps=8)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,9 @@
 
     python -m benchmark.checks.network [--parts tiny,large,rate,delay] [--nodes 2,4] [--steps 10] [--quick]
 
-tiny     traffic of an epoch, observed over expected: batch 64, 32, 16, all_reduce and gather + scatter (0.99 to 1.01)
-large    the same with 102 MB of gradients, 3 iterations (payload alone: 0.995 to 1.005)
+tiny     traffic of an epoch of task 4's script, observed over expected with framing: batch 64, 32, 16 (0.99 to 1.01)
+large    the same with 102 MB of gradients, 3 iterations, and as many bytes gathered and scattered (payload alone: 0.995
+         to 1.005)
 rate     a 32 MiB all_reduce at 100 Mbit/s and 1 Gbit/s, and gather + scatter beside it
 delay    gather, scatter and all_reduce of 1,000 numbers on links with a delay of 10 ms, over b.15's times (0.9 to 1.1)
 
@@ -20,191 +21,110 @@ stdout is one JSON object; exit code 0 only if all bounds hold.
 import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
 
 import argparse
-import json
 import sys
+import tempfile
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import transformers
-from transformers import BertForSequenceClassification
 
-from benchmark.checks.delayed_links import network
-from benchmark.checks.ranks import eth0, lesson, on_ranks
+from benchmark.checks.check import Row, check_parser, run_parts
+from benchmark.checks.operations import operations, time_operations
+from benchmark.checks.ranks import check_nodes, on_ranks
 from benchmark.cost.measuring.transfers import slowest
-from benchmark.measure.output import text_table
-from benchmark.names import names_of, numbers_of
+from benchmark.names import numbers_of
 from beyond.cost_model import Link, gather_scatter_seconds, ring_all_reduce_seconds
-from cluster.random_bert import bert_config
-from common.arguments import parse_traffic_arguments
+from cluster.emulate import on_nodes
+from cluster.launch import run_silently
+from cluster.random_bert import random_bert
 from common.config import RunConfig
-from common.data.glue import load_glue
 from common.errors import exit_on_input_error
-from common.models.load import load_tokenizer
-from common.optim import set_seed
-from common.workers.process_group import Worker
 from task4_traffic.compare import ratios, read_run
-from task4_traffic.traffic import TrafficRecord
+from task4_traffic.expected import gather_scatter_traffic
 
+SCRIPT = "task4_traffic/run_glue.py"
 BATCHES = [64, 32, 16]
 WIRE_LIMITS = {2: 0.92, 4: 0.87}  # least share of the configured rate, by nodes
-NUMBERS, DELAY_MS, ROUNDS, IN_A_ROUND = 1000, 10.0, 15, 3  # of the part `delay`
+NUMBERS, DELAY_MS, ROUNDS, SECONDS = 1000, 10.0, 15, 3.0  # of the part `delay`
 BOUND = 0.1  # of its times
 COLLECTIVE_TIME = 0.15  # gather + scatter takes nodes times as long as all_reduce, within this
-Row = dict[str, Any]
 
 
-def gather_and_scatter(tensor: torch.Tensor, pieces: list[torch.Tensor] | None = None) -> None:
-    """As task 2a moves one gradient; the mean itself costs no byte. pieces: where rank 0 receives."""
-    rank, n = dist.get_rank(), dist.get_world_size()
-    gathered = pieces or ([torch.empty_like(tensor) for _ in range(n)] if rank == 0 else None)
-    dist.gather(tensor, gathered, dst=0)
-    dist.scatter(tensor, gathered, src=0)
+def tiny(flags: argparse.Namespace) -> list[Row]:
+    """Traffic of an epoch of the tiny model."""
+    batches = BATCHES[:1] if flags.quick else BATCHES
+    rows = [row for n in flags.nodes for batch in batches for row in observe(n, batch, "", flags.steps)]
+    return [row | {"holds": abs(row["framed_ratio"] - 1) <= (0.1 if flags.quick else 0.01)} for row in rows]
 
 
-def observe_traffic(config: RunConfig, size: str, batches: list[int], steps: int) -> list[Row]:
-    """Train task 4's script, with both algorithms, and compare what the interface saw.
+def large(flags: argparse.Namespace) -> list[Row]:
+    """Traffic of an iteration of a model with large tensors, and of one tensor that is gathered and scattered."""
+    model, size = ("1M", 4_000_000) if flags.quick else ("25M", 102_000_000)
+    rows, allowed = [], 0.1 if flags.quick else 0.005
+    for n in flags.nodes:
+        rows += [row | {"algorithm": "all_reduce"} for row in observe(n, 4 * n, model, 3)]
+        found = on_ranks(time_operations, n, "1gbit", names=["gather + scatter"], size=size)
+        for rank in (0, 1):
+            expected, observed = gather_scatter_traffic(size, n, rank).sent, found[rank]["gather + scatter"][1]
+            about = {"nodes": n, "algorithm": "gather + scatter", "rank": rank, "expected": expected}
+            rows.append(about | {"observed": round(observed), "payload_ratio": observed / expected})
+    # In a few iterations of a small model the barriers around them have a share of the bytes, too.
+    ratio = "framed_ratio" if flags.quick else "payload_ratio"
+    return [row | {"holds": abs(row[ratio if ratio in row else "payload_ratio"] - 1) <= allowed} for row in rows]
 
-    `size` is one of cluster/random_bert.py, or "" for the tiny model; a batch is that of all workers together.
+
+def observe(nodes: int, batch: int, model: str, steps: int) -> Iterator[Row]:
+    """Run task 4's script on emulated nodes, and compare what the interface saw with what it expects.
+
+    model: one of cluster/random_bert.py, or "" for the tiny one. batch: of all workers together.
     """
-    task, rows, worker = lesson("task4_traffic"), [], Worker(config.rank, config.world_size)
-    own_sync, sync_2a = task.sync_gradients, lesson("task2a_gather_scatter").sync_gradients
-
-    def gather_scatter_sync(model: Any, world_size: int, dtype: object, sent: list) -> None:
-        for parameter in model.parameters():
-            if parameter.grad is not None:
-                elements, size = parameter.grad.numel(), parameter.grad.element_size()
-                entry = {"dtype": str(dtype), "elements": elements, "bytes": elements * size}
-                sent.append({"shape": list(parameter.grad.shape), **entry})
-        sync_2a(model, world_size)
-
-    place = {name: str(getattr(config, name)) for name in ("master_ip", "master_port", "world_size")}
-    flags = [word for name, value in place.items() for word in (f"--{name}", value)]
-    flags += ["--local_rank", str(config.rank), "--do_train", "--num_train_epochs", "1", "--max_steps", str(steps)]
-    for algorithm, sync, send in (
-        ("all_reduce", own_sync, None), ("gather + scatter", gather_scatter_sync, gather_and_scatter)
-    ):  # fmt: skip
-        task.sync_gradients = sync
-        for batch in batches:
-            own = ["--per_gpu_train_batch_size", str(batch // worker.world_size)]
-            own += ["--output_dir", str(config.output_dir / f"{algorithm}_{batch}".replace(" ", ""))]
-            run = parse_traffic_arguments("task4_traffic", [*flags, *own])
-            data = load_glue(run, load_tokenizer("tiny", "bert"))
-            set_seed(run.seed)
-            model = BertForSequenceClassification(bert_config(size)) if size else task.load_model(run)
-            record = TrafficRecord(run, worker, send)
-            record.describe(model, len(data.train), len(data.dev))
-            task.train(run, worker, model, data, record)
-            record.write()
-            seen = read_run(run.output_dir, worker.rank, algorithm)
-            times = 1 if size else seen.steps_per_epoch
-            plain, framed = ratios(seen)
-            rows.append({
-                "nodes": worker.world_size, "batch": batch, "algorithm": algorithm, "rank": worker.rank,
-                "iterations": seen.counted, "expected": times * seen.expected.sent,
-                "framing": times * seen.framing.sent, "observed": times * seen.observed.sent,
-                "payload_ratio": plain, "framed_ratio": framed,
-            })  # fmt: skip
-    return rows
+    check_nodes()
+    with tempfile.TemporaryDirectory() as folder:
+        words = ["--do_train", "--num_train_epochs", "1", "--max_steps", str(steps), "--output_dir", folder]
+        words += ["--overwrite_output_dir", "--per_gpu_train_batch_size", str(batch // nodes)]
+        words += ["--model_name_or_path", str(random_bert(model))] if model else []
+        run_silently(SCRIPT, on_nodes(nodes, "1gbit", [sys.executable, SCRIPT, *words]))
+        runs = [read_run(Path(folder), rank) for rank in (0, 1)]
+    for run in runs:
+        times = 1 if model else run.steps_per_epoch
+        about = {"nodes": nodes, "batch": batch, "rank": run.rank, "iterations": run.counted}
+        sent = {"expected": run.expected.sent, "framing": run.framing.sent, "observed": run.observed.sent}
+        plain, framed = ratios(run)
+        yield {
+            **about, **{name: round(times * size) for name, size in sent.items()},
+            "payload_ratio": plain, "framed_ratio": framed,
+        }  # fmt: skip
 
 
-def traffic(part: str, nodes: list[int], steps: int, quick: bool) -> list[Row]:
-    """One row for every number of nodes, algorithm, batch size and kind of rank; prints them."""
-    rows: list[Row] = []
-    for n in nodes:
-        size, batches = ("", BATCHES) if part == "tiny" else ("1M" if quick else "25M", [4 * n])
-        results = on_ranks(observe_traffic, n, "1gbit", size=size, batches=batches[:1] if quick else batches,
-                           steps=steps if part == "tiny" else 3)  # fmt: skip
-        rows += [row for result in results[:2] for row in result]
-    for row in rows:
-        # With framing for small tensors, where it matters. In a few iterations of a small model the barriers around
-        # them have a share of the bytes, too.
-        ratio = row["framed_ratio" if quick or part == "tiny" else "payload_ratio"]
-        row["holds"] = abs(ratio - 1) <= (0.1 if quick else 0.01 if part == "tiny" else 0.005)
-    print(f"\n{part}: bytes sent, observed over expected; bytes are those of an epoch (large: of an iteration)")
-    show(rows, {"expected": ",.0f", "framing": ",.0f", "observed": ",.0f"} | dict.fromkeys(list(rows[0])[-3:-1], ".4f"))
-    return rows
-
-
-def show(rows: list[Row], forms: dict[str, str]) -> None:
-    heads = [name for name in rows[0] if name != "holds"]
-    cells = [[format(row[name], forms.get(name, "")) for name in heads] for row in rows]
-    ends = ["" if row["holds"] else "<-- outside" for row in rows]
-    print(text_table([[*heads, ""], *([*line, end] for line, end in zip(cells, ends, strict=True))]), flush=True)
-
-
-def time_collectives(config: RunConfig, mebibytes: int, tries: int) -> Row:
-    """Seconds and bytes of an all_reduce, and of gather and scatter; the best of `tries`."""
-    tensor = torch.ones(mebibytes * 2**18)
-    # Made before: the first touch of so much memory takes time that is not the network's.
-    room = [torch.ones_like(tensor) for _ in range(config.world_size)] if config.rank == 0 else None
-
-    def timed(send: Callable[[], object]) -> tuple[float, int]:
-        dist.barrier()
-        before, begin = eth0(), time.perf_counter()
-        send()
-        dist.barrier()  # it ends when the slowest rank has ended it
-        return time.perf_counter() - begin, eth0() - before
-
-    seconds, sent = min(timed(lambda: dist.all_reduce(tensor)) for _ in range(tries))
-    other, _ = min(timed(lambda: gather_and_scatter(tensor, room)) for _ in range(tries))
-    return {"all_reduce_s": seconds, "gather_scatter_s": other, "sent": sent}
-
-
-def rate(nodes: list[int], quick: bool) -> list[Row]:
-    """An all_reduce at two rates."""
-    mebibytes, tries = (1, 1) if quick else (32, 5)
-    rows = []
-    for n in nodes:
+def rate(flags: argparse.Namespace) -> list[Row]:
+    """An all_reduce at two rates; wire: bytes out of rank 0's interface, over time and rate."""
+    mebibytes, names, rows = 1 if flags.quick else 32, ["all_reduce", "gather + scatter"], []
+    for n in flags.nodes:
         for name, bits in (("100mbit", 1e8), ("1gbit", 1e9)):
-            row = {"nodes": n, "rate": name, **on_ranks(time_collectives, n, name, mebibytes=mebibytes, tries=tries)[0]}
-            row["wire"] = 8 * row.pop("sent") / row["all_reduce_s"] / bits
-            row["ratio"] = row["gather_scatter_s"] / row["all_reduce_s"]
-            fast, in_time = row["wire"] >= WIRE_LIMITS.get(n, 0), abs(row["ratio"] / n - 1) <= COLLECTIVE_TIME
-            rows.append(row | {"holds": quick or (fast and in_time)})
-    print(f"\nrate: {mebibytes} MiB, best of {tries}; wire: bytes out of rank 0's interface, over time and rate")
-    show(rows, dict.fromkeys(("all_reduce_s", "gather_scatter_s", "wire"), ".3f") | {"ratio": ".2f"})
+            (seconds, sent), (other, _) = on_ranks(
+                time_operations, n, name, names=names, size=mebibytes * 2**20
+            )[0].values()  # fmt: skip
+            wire, ratio = 8 * sent / seconds / bits, other / seconds
+            holds = wire >= WIRE_LIMITS.get(n, 0) and abs(ratio / n - 1) <= COLLECTIVE_TIME
+            row = {"nodes": n, "rate": name, "MiB": mebibytes, "all_reduce_s": seconds, "gather_scatter_s": other}
+            rows.append(row | {"wire": wire, "ratio": ratio, "holds": flags.quick or holds})
     return rows
 
 
-def time_messages(config: RunConfig, rounds: int) -> dict[str, float]:
+def time_messages(config: RunConfig, rounds: int, seconds: float = 0.0) -> dict[str, float]:
     """Return the seconds of each operation, the same on every rank: the shortest, since other programs only add."""
-    rank, nodes = config.rank, config.world_size
-    tensor, other = torch.zeros(NUMBERS), torch.zeros(NUMBERS)
-    everyone = [torch.zeros(NUMBERS) for _ in range(nodes)] if rank == 0 else None
-
-    def message() -> None:
-        if rank < 2:
-            dist.send(tensor, 1) if rank == 0 else dist.recv(other, 0)
-
-    def there_and_back() -> None:
-        for sender in (0, 1):
-            if rank < 2:
-                dist.send(tensor, 1 - rank) if rank == sender else dist.recv(other, 1 - rank)
-
-    def gather() -> None:
-        dist.gather(tensor, everyone, dst=0)
-
-    def scatter() -> None:
-        dist.scatter(tensor, everyone, src=0)
-
-    def gather_scatter() -> None:
-        gather()
-        scatter()
-
-    return {
-        "message": together(message, nodes, rounds),
-        "answer": in_a_row(there_and_back, rounds) / 2,
-        "gather": together(gather, nodes, rounds),
-        "scatter": together(scatter, nodes, rounds),
-        "gather_scatter": in_a_row(gather_scatter, rounds),
-        "all_reduce": in_a_row(lambda: dist.all_reduce(tensor), rounds),
+    known = operations(config, 4 * NUMBERS)
+    begun_together = {
+        name: together(known[name], config.world_size, rounds) for name in ("message", "gather", "scatter")
     }
+    in_a_row = time_operations(config, ["hop", "gather + scatter", "all_reduce"], 4 * NUMBERS, seconds)
+    return begun_together | {name: took for name, (took, _) in in_a_row.items()}
 
 
-def together(operation: Callable[[], None], nodes: int, rounds: int) -> float:
+def together(operation: Callable[[], object], nodes: int, rounds: int) -> float:
     """Return the seconds from a moment at which all ranks begin until the last one is done."""
     taken = []
     for _ in range(1 + rounds):
@@ -216,26 +136,13 @@ def together(operation: Callable[[], None], nodes: int, rounds: int) -> float:
     return min(taken[1:])
 
 
-def in_a_row(operation: Callable[[], None], rounds: int) -> float:
-    """Return the mean seconds of an operation that follows itself IN_A_ROUND times, on the slowest rank."""
-    found = []
-    for _ in range(rounds):
-        operation()
-        dist.barrier()
-        begin = time.perf_counter()
-        for _ in range(IN_A_ROUND):
-            operation()
-        found += slowest([(time.perf_counter() - begin) / IN_A_ROUND])
-    return min(found)
-
-
 def beside_b15(nodes: int, measured: dict[str, float]) -> list[Row]:
     """Return what was measured beside b.15's times."""
-    begin_together, receiver_waits = Link(measured["message"], float("inf")), Link(measured["answer"], float("inf"))
+    begin_together, receiver_waits = Link(measured["message"], float("inf")), Link(measured["hop"], float("inf"))
     apart, size = measured["gather"] + measured["scatter"], 4 * NUMBERS
     pairs = {
         "gather + scatter": (apart, gather_scatter_seconds(size, nodes, begin_together)),
-        "the same in a row": (measured["gather_scatter"], gather_scatter_seconds(size, nodes, receiver_waits)),
+        "the same in a row": (measured["gather + scatter"], gather_scatter_seconds(size, nodes, receiver_waits)),
         "all_reduce": (measured["all_reduce"], ring_all_reduce_seconds(size, nodes, begin_together)),
     }
     return [
@@ -244,42 +151,23 @@ def beside_b15(nodes: int, measured: dict[str, float]) -> list[Row]:
     ]
 
 
-def delay(nodes: list[int], quick: bool) -> list[Row]:
-    """Messages on links with a delay."""
-    kind, reason = network()
-    if not kind:
-        print(f"\ndelay: skipped: {reason}")
-        return []
+def delay(flags: argparse.Namespace) -> list[Row]:
+    """Messages on links with a delay; seconds."""
     rows = []
-    for n in nodes:
-        times = on_ranks(time_messages, n, delay_ms=DELAY_MS, rounds=2 if quick else ROUNDS)[0]
-        rows += [row | {"holds": quick or abs(row["ratio"] - 1) <= BOUND} for row in beside_b15(n, times)]
-    print(f"\ndelay: links with a delay of {DELAY_MS:g} ms ({kind}); {NUMBERS:,} numbers; seconds")
-    show(rows, {"measured": ".4f", "b.15": ".4f", "ratio": ".2f"})
+    for n in flags.nodes:
+        effort = {"rounds": 2} if flags.quick else {"rounds": ROUNDS, "seconds": SECONDS}
+        times = on_ranks(time_messages, n, delay_ms=DELAY_MS, **effort)[0]
+        rows += [row | {"holds": flags.quick or abs(row["ratio"] - 1) <= BOUND} for row in beside_b15(n, times)]
     return rows
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", default="all", help="parts to run, separated by commas (all)")
-    parser.add_argument("--nodes", default="2,4", help="numbers of emulated nodes (%(default)s)")
+    parser = check_parser("checks.network", __doc__)
+    parser.add_argument(
+        "--nodes", type=partial(numbers_of, "--nodes"), default="2,4", help="numbers of emulated nodes (%(default)s)"
+    )
     parser.add_argument("--steps", type=int, default=0, help="iterations of each run of `tiny` (0: an epoch)")
-    parser.add_argument("--quick", action="store_true", help="smallest sizes, takes seconds; judges no times")
-    arguments = parser.parse_args()
-    quick, nodes, steps = arguments.quick, numbers_of("--nodes", arguments.nodes), arguments.steps
-    if quick:
-        nodes, steps = [2], 3
-    parts: dict[str, Callable[[], list[Row]]] = {
-        "tiny": lambda: traffic("tiny", nodes, steps, quick),
-        "large": lambda: traffic("large", nodes, steps, quick),
-        "rate": lambda: rate(nodes, quick),
-        "delay": lambda: delay(nodes, quick),
-    }
-    found = {part: parts[part]() for part in names_of("--parts", arguments.parts, parts)}
-    holds = all(row["holds"] for rows in found.values() for row in rows)
-    print(f"torch {torch.__version__}, transformers {transformers.__version__}; all bounds hold: {holds}")
-    print(json.dumps({**found, "holds": holds}))
-    sys.exit(0 if holds else 1)
+    run_parts(parser, {"tiny": tiny, "large": large, "rate": rate, "delay": delay}, nodes=[2], steps=3)
 
 
 if __name__ == "__main__":

@@ -3,19 +3,13 @@
     python -m benchmark.checks.pipeline_speed [--rounds 15] [--plot pipeline/bubble.png] [--quick]
 
 The share of the workers' time in which they did nothing, from traces: the median over the rounds, with a bootstrap 95 %
-interval, as a Markdown table. How fast a step is, is a row of benchmark.checks.timings: `pipe` here. The last line is
-one JSON object.
+interval. How fast a step is, is a row of benchmark.checks.timings: `pipe` here. The last line is one JSON object.
 """
 
 import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
 
 import argparse
-import contextlib
-import json
-from collections.abc import Callable
 from functools import partial
-from multiprocessing import get_context
-from multiprocessing.connection import Connection
 from pathlib import Path
 from threading import Thread
 
@@ -24,11 +18,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from benchmark.measure.intervals import Interval, interval, shown
-from benchmark.measure.machine import environment
-from benchmark.measure.turns import Step, Timed
+from benchmark.checks.check import Row, check_parser, run_parts
+from benchmark.measure.intervals import Interval, interval
+from benchmark.measure.turns import Step, Timed, nothing
+from common.config import RunConfig
 from common.errors import exit_on_input_error
 from common.figures import COLOURS, figure
+from common.flags import positive
+from common.workers.process_group import Worker
+from pipeline.distributed import make_schedule
 from pipeline.partition import WithDevice
 from pipeline.pipe import Pipe
 from pipeline.timeline import Trace
@@ -82,34 +80,31 @@ def draw_bubble(path: Path, counts: list[int], measured: list[Interval]) -> None
         axes.legend()
 
 
-def pipe(folder: Path, quick: bool) -> Timed:
+def pipe(config: RunConfig, worker: Worker, quick: bool) -> Timed:
     """A step of the pipe, of its two stages one after the other, of the stages apart, and of torch's schedules.
 
     Two cores that share a memory, a cache or, on a rented machine, one physical core are not twice as fast as one. So
     what these cores can do takes M-1 micro-batches at the speed of two stages that run at the same time and never wait
     for each other, and one micro-batch, the bubble, at the speed of one stage after the other. What the pipe lacks to
     it is the pipe's own cost: wake-ups, queues, cutting the graph, and a clock cycle as long as its slower stage.
+    Torch's schedules have a stage on each of two ranks; in the other steps the second rank waits.
     """
-    torch.set_num_threads(1)
-    model, stages = make_pipe()
-    parameters, norms = list(model.parameters()), dict[str, float]()
-    ask, steps, counts = torch_processes(folder), dict[str, Step](), [4] if quick else [4, 8, 16]
+    (model, stages), own = make_pipe(), make_stage(worker.rank)
+    squares, steps, counts = dict[str, float](), dict[str, Step](), [4] if quick else [4, 8, 16]
 
-    def ours(step: Step, name: str) -> Step:
-        def forgetting() -> None:  # no gradient has to add to another's
+    def forgetting(name: str, stages: list[nn.Sequential], step: Step) -> Step:
+        def run() -> None:  # no gradient has to add to another's
             step()
-            norms[name] = float(torch.stack([p.grad.norm() for p in parameters if p.grad is not None]).norm())
-            for parameter in parameters:
-                parameter.grad = None
+            gradients = [p.grad for stage in stages for p in stage.parameters() if p.grad is not None]
+            squares[name] = sum(float(gradient.norm()) ** 2 for gradient in gradients)
+            for stage in stages:
+                stage.zero_grad()
 
-        return forgetting
+        return run
 
     def one_after_another(x: torch.Tensor) -> None:
         for rows in x.split(ROWS):
             loss_of(stages[1](stages[0](rows))).backward()
-
-    def theirs(name: str, schedule: str, m: int) -> None:
-        norms[name] = ask(schedule, m)
 
     for m in counts:
         x = batch(m)
@@ -118,9 +113,12 @@ def pipe(folder: Path, quick: bool) -> Timed:
             ("one after another", partial(one_after_another, x)),
             ("each alone", partial(each_in_a_thread, stages, x)),
         ):
-            steps[f"{name}, M={m}"] = ours(step, f"{name}, M={m}")
-        for schedule in ("gpipe", "1f1b"):
-            steps[f"torch's {schedule}, M={m}"] = partial(theirs, f"torch's {schedule}, M={m}", schedule, m)
+            name = f"{name}, M={m}"
+            steps[name] = forgetting(name, stages, step) if worker.is_first else nothing
+        for kind in ("gpipe", "1f1b"):
+            schedule, name = make_schedule(kind, [own], m, loss_of, torch.device("cpu")), f"torch's {kind}, M={m}"
+            inputs = [x] if worker.is_first else []
+            steps[name] = forgetting(name, [own], partial(schedule.step, *inputs, target=x, return_outputs=False))
 
     def shares(seconds: np.ndarray) -> dict[str, float]:
         of = dict(zip(steps, seconds.T, strict=True))
@@ -128,17 +126,18 @@ def pipe(folder: Path, quick: bool) -> Timed:
         for m in counts:
             piped, plain, apart = (of[f"{name}, M={m}"] for name in ("pipe", "one after another", "each alone"))
             ratios[f"of what these cores can do, M={m}"] = float(np.median((apart * (m - 1) + plain) / m / piped))
-            for schedule in ("gpipe", "1f1b"):
-                ratios[f"step over torch's {schedule}, M={m}"] = float(
-                    np.median(piped / of[f"torch's {schedule}, M={m}"])
-                )
+            for kind in AT_MOST:
+                ratios[f"step over torch's {kind}, M={m}"] = float(np.median(piped / of[f"torch's {kind}, M={m}"]))
         return ratios
 
     def equal() -> bool:
-        same = {name: norm for name, norm in norms.items() if not name.startswith("each alone")}
-        return all(abs(norm / norms[f"pipe, M={name.rpartition('=')[2]}"] - 1) < 1e-4 for name, norm in same.items())
+        """Whether all steps have gradients of the same norm, torch's those of both ranks together."""
+        sums = torch.tensor([squares.get(name, 0.0) for name in steps], dtype=torch.float64)
+        dist.all_reduce(sums)
+        same = {name: total for name, total in zip(steps, sums.tolist(), strict=True) if "each alone" not in name}
+        return all(abs(total / same[f"pipe, M={name.rpartition('=')[2]}"] - 1) < 2e-4 for name, total in same.items())
 
-    limits = {f"step over torch's {name}, M={m}": (0.0, most) for m in counts for name, most in AT_MOST.items()}
+    limits = {f"step over torch's {kind}, M={m}": (0.0, most) for m in counts for kind, most in AT_MOST.items()}
     limits |= {f"of what these cores can do, M={m}": (0.95, float("inf")) for m in counts}
     return Timed(steps, limits, equal=equal, shares=shares)
 
@@ -159,63 +158,31 @@ def each_in_a_thread(stages: list[nn.Sequential], x: torch.Tensor) -> None:
         thread.join()
 
 
-def torch_processes(folder: Path) -> Callable[[str, int], float]:
-    """Start two processes with a stage each; the function takes a step there, and returns the gradients' norm."""
-    context, connections = get_context("spawn"), []
-    for rank in range(STAGES):
-        mine, other = context.Pipe()
-        context.Process(target=torch_process, args=(rank, f"{folder}/store", other), daemon=True).start()
-        connections.append(mine)
-
-    def ask(schedule: str, m: int) -> float:
-        for connection in connections:
-            connection.send((schedule, m))
-        return sum(connection.recv() for connection in connections) ** 0.5
-
-    return ask
-
-
-def torch_process(rank: int, store: str, connection: Connection) -> None:
-    """One stage: run the step that is asked for, answer the squared norm of the gradients."""
-    from pipeline.distributed import make_schedule
-
+def bubble(flags: argparse.Namespace) -> list[Row]:
+    """The share of the workers' time in which they did nothing, for each number of micro-batches."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.FileStore(store, STAGES), rank=rank, world_size=STAGES)
-    stage, schedules = make_stage(rank), {}
-    with contextlib.suppress(EOFError):
-        while True:
-            name, m = connection.recv()
-            x = batch(m)
-            if (name, m) not in schedules:
-                schedules[name, m] = make_schedule(name, [stage], m, loss_of, torch.device("cpu"))
-            schedules[name, m].step(*([x] if rank == 0 else []), target=x, return_outputs=False)
-            connection.send(sum(float(p.grad.norm()) ** 2 for p in stage.parameters() if p.grad is not None))
-            stage.zero_grad()
-    dist.destroy_process_group()
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=["bubble"], help=argparse.SUPPRESS)  # there were other parts
-    parser.add_argument("--rounds", type=int, default=15, help="steps for each number of micro-batches (%(default)s)")
-    parser.add_argument("--plot", type=Path, help="draw the bubble into this PNG file")
-    parser.add_argument("--quick", action="store_true", help="one round")
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    begin, measured = environment(), []
     pipe, _ = make_pipe()
-    print("| micro-batches M | (K-1)/(M+K-1) | measured bubble [95 %] |\n|---|---|---|", flush=True)
+    measured = []
     for m in COUNTS:
         bubbles, x = [], batch(m)
-        for _ in range(1 + (1 if arguments.quick else arguments.rounds)):
+        for _ in range(1 + flags.rounds):
             pipe.trace = Trace()
             loss_of(pipe(x)).backward()
             bubbles.append(pipe.trace.bubble)
         measured.append(interval(bubbles[1:]))
-        print(f"| {m} | {ideal_bubble(m):.3f} | {shown(measured[-1])} |", flush=True)
-    if arguments.plot is not None:
-        draw_bubble(arguments.plot, COUNTS, measured)
-    print(json.dumps({"bubble": dict(zip(COUNTS, measured, strict=True)), "environment": begin}))
+    if flags.plot is not None:
+        draw_bubble(flags.plot, COUNTS, measured)
+    return [
+        {"micro-batches M": m, "(K-1)/(M+K-1)": ideal_bubble(m), "measured bubble [95 %]": found}
+        for m, found in zip(COUNTS, measured, strict=True)
+    ]
+
+
+def main() -> None:
+    parser = check_parser("checks.pipeline_speed", __doc__)
+    parser.add_argument("--rounds", type=positive, default=15, help="steps of each number of micro-batches (15)")
+    parser.add_argument("--plot", type=Path, help="draw the bubble into this PNG file")
+    run_parts(parser, {"bubble": bubble}, rounds=1)
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ NEW: dict[str, tuple] = {
 }  # fmt: skip
 BATCHES, CALIBRATED, LENGTH = (2, 3, 6), (1, 2, 4, 8), 64
 KEPT = stored.DEFAULT.with_name("checked_calibration.json")
-COMPUTE, ENGINES, LINK = 12, 6, 4  # times --seconds: computing and each number's engines; a launch's cells; a link
+COMPUTE, ENGINES, LINK = 18, 6, 4  # times --seconds: computing and each number's engines; a launch's cells; a link
 QUICK = ("ddp", "own_overlap", "own_zero2")
 MEAN, LARGEST, OF_NAIVE = 0.08, 0.20, 0.5
 
@@ -258,7 +258,7 @@ def summary(rows: Sequence[ComparedCell]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cells", type=int, default=60, help="so many are drawn (60)")
-    parser.add_argument("--seconds", type=float, default=2.0, help="unit of time: 6 for computing and each launch (2)")
+    parser.add_argument("--seconds", type=float, default=2.0, help="unit: 18 for computing, 6 for a launch (2)")
     parser.add_argument("--quick", action="store_true", help="three cells, nothing is judged")
     arguments = parser.parse_args()
     if arguments.cells < 1:

@@ -17,12 +17,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmark.checks.delayed_links import command_on_nodes, environment
-from cluster.launch import free_port
+from benchmark.checks.check import SkippedError
+from benchmark.checks.delayed_links import command_on_nodes
+from cluster.emulate import on_nodes, why_not
 from common.config import RunConfig
 from common.errors import InputError, exit_on_input_error
-from common.paths import ROOT, atomic_write, import_file
-from task4_traffic.counters import KERNEL, read_kernel
+from common.paths import ROOT, atomic_write
 
 PATIENCE = datetime.timedelta(seconds=60)  # with a collective that does not come to an end
 
@@ -37,43 +37,32 @@ def on_ranks(
 ) -> list[Any]:
     """Return the results in the order of the ranks; with may_fail, those of the ranks that came to the end.
 
-    Raises InputError with the last lines of the output if a rank fails.
+    Raises InputError with the last lines of the output if a rank fails, SkippedError if there are no such links here.
     """
+    if rate is not None:
+        check_nodes()
     file = Path(function.__code__.co_filename).stem  # type: ignore[attr-defined]
-    is_local = rate is None and delay_ms is None
-    address, port = ("127.0.0.1", free_port()) if is_local else ("10.10.1.1", 6585)
     with tempfile.TemporaryDirectory() as folder:
-        words = [sys.executable, "-m", "benchmark.checks.ranks", file, function.__name__, json.dumps(arguments)]
-        words += ["--output_dir", folder, "--overwrite_output_dir", "--master_ip", address, "--master_port"]
-        words += [str(port), "--world_size", str(workers), "--local_rank", "{rank}"]
+        words = ["-m", "benchmark.checks.ranks", file, function.__name__, json.dumps(arguments)]
+        words += ["--output_dir", folder, "--overwrite_output_dir"]
         if delay_ms is not None:
-            commands = [command_on_nodes(workers, delay_ms, words)]
+            place = ["--master_ip", "10.10.1.1", "--world_size", str(workers), "--local_rank", "{rank}"]
+            command = command_on_nodes(workers, delay_ms, [sys.executable, *words, *place])
         elif rate is not None:
-            nodes = ["--nodes", str(workers), "--rate", rate]
-            commands = [[sys.executable, "-m", "cluster.emulate", *nodes, "--", *words]]
+            command = on_nodes(workers, rate, [sys.executable, *words])
         else:
-            commands = [[word.replace("{rank}", str(rank)) for word in words] for rank in range(workers)]
-        with (Path(folder) / "output").open("w+") as log:
-            started = [
-                subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=log, stderr=subprocess.STDOUT)
-                for command in commands
-            ]
-            codes = [process.wait() for process in started]
-            log.seek(0)
-            if any(codes) and not may_fail:
-                raise InputError(f"{function.__name__} failed on {workers} ranks: {log.read()[-1500:]}")
+            command = [sys.executable, "-m", "cluster.launch", "--workers", str(workers), "--", *words]
+        done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        if done.returncode and not may_fail:
+            raise InputError(f"{function.__name__} failed on {workers} ranks: {done.stdout[-1500:]}")
         files = sorted(Path(folder).glob("result_*.json"), key=lambda path: int(path.stem.removeprefix("result_")))
         return [json.loads(path.read_text()) for path in files]
 
 
-def eth0() -> int:
-    """The bytes that this emulated node has sent."""
-    return read_kernel(KERNEL.read_text())["eth0"][1]
-
-
-def lesson(task: str) -> Any:
-    """The solved script of a task, as a module."""
-    return import_file(ROOT / task / "run_glue.py", f"lesson_{task}")
+def check_nodes() -> None:
+    """Raises SkippedError if this machine cannot emulate nodes."""
+    if reason := why_not():
+        raise SkippedError(reason)
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """What a step needs of memory, measured and predicted, for every way to divide a model; and what fits under a limit.
 
-    python -m benchmark.checks.step_peaks [--quick]
+    python -m benchmark.checks.step_peaks [--only peaks,accumulation,limit] [--quick]
 
 Three parts. 1. The peaks of GPT-2 with 12 and 7 blocks of 512 on 2 and 4 workers (benchmark.accounting), each beside
 its prediction (benchmark/cost/predicted_memory.py): what is alive, libraries and loading left out. 2. The first model
@@ -17,17 +17,18 @@ import common.workers.environment  # isort: skip  # noqa: F401 (stops with a mes
 
 import argparse
 import json
+import math
 import statistics
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+from benchmark.checks.check import Row, SkippedError, check_parser, run_parts
 from benchmark.cost.architecture import describe
 from benchmark.cost.cell import Cell
 from benchmark.cost.predicted_memory import peak
-from benchmark.measure.machine import environment
-from benchmark.measure.output import MB, text_table
+from benchmark.measure.output import MB
 from benchmark.sweep import execute
 from benchmark.tables import SweepRun
 from common.errors import exit_on_input_error
@@ -42,7 +43,7 @@ ALLOWED = {("own_zero3", "own_overlap"): 0.45, ("own_zero2", "own_overlap"): 0.5
 STEPS, SAME = 20, 1e-5  # under a limit; losses
 
 
-def measured(model: str, workers: str, strategies: tuple[str, ...], accumulation: int = 1) -> list[dict]:
+def measured(model: str, workers: str, strategies: tuple[str, ...], accumulation: int = 1) -> list[Row]:
     """The rows of benchmark.accounting, each with the predicted peak."""
     with tempfile.TemporaryDirectory() as folder:
         words = ["--workers", workers, "--model", model, "--batch_size", str(BATCHES[model]), "--length", str(LENGTH)]
@@ -54,82 +55,77 @@ def measured(model: str, workers: str, strategies: tuple[str, ...], accumulation
     rows = []
     for row in json.loads(done.stdout.splitlines()[-1])["rows"]:
         place = Cell(row["strategy"], model, row["workers"], BATCHES[model], LENGTH)
-        expected = peak(place, describe(model, LENGTH))
-        about = {name: row[name] for name in ("strategy", "workers", "counted", "peak")}
-        rows.append({"model": model, "accumulation": accumulation, **about, "predicted": expected})
+        sizes = {
+            "kept MB": row["counted"],
+            "peak MB": row["peak"],
+            "predicted MB": peak(place, describe(model, LENGTH)),
+        }
+        about = {"strategy": row["strategy"], "model": model, "workers": row["workers"], "micro-batches": accumulation}
+        rows.append(about | {name: size / MB for name, size in sizes.items()})
     return rows
 
 
-def ratios(rows: list[dict]) -> dict[str, float]:
-    """The peaks that are compared, of the largest model on the most workers."""
-    peaks = {row["strategy"]: row["peak"] for row in rows}
-    return {f"{one} / {other}": peaks[one] / peaks[other] for one, other in ALLOWED}
-
-
-def table(rows: list[dict]) -> str:
-    heads = ["model", "workers", "strategy", "kept MB", "peak MB", "predicted", "error %", "micro-batches"]
-    lines = []
-    for row in rows:
-        sizes = [row[name] / MB for name in ("counted", "peak", "predicted")]
-        error = 100 * (row["predicted"] / row["peak"] - 1)
-        lines.append([row["model"], row["workers"], row["strategy"], *sizes, error, row["accumulation"]])
-    return text_table([heads, *lines], 1)
-
-
-def under_a_limit(model: str, workers: int, limit: int | None) -> dict:
-    """Train with own_zero3 under the limit, and with one worker without: losses, and the lines of what does not fit."""
-    found: dict = {"model": model, "limit_mb": limit}
-    batch = BATCHES[model]
-    words = ["--length", str(LENGTH), "--eval_batches", "1", "--learning_rate", "1e-5", "--no_cuda"]
-    limited = [] if limit is None else ["--memory_limit_mb", str(limit)]
-    with tempfile.TemporaryDirectory() as folder:
-        for strategy, count, more in (
-            ("single", 1, []), ("own_zero3", workers, limited), ("ddp", workers, limited), ("single", 1, limited),
-        ):  # fmt: skip
-            run = SweepRun(strategy, model, batch * workers // count, count)
-            done = execute(run, Path(folder), STEPS, [*words, *more])
-            if more is limited and strategy != "own_zero3":
-                message = done.get("message", "")
-                found[f"{strategy} says"] = message if "--memory_limit_mb" in message else ""
-            elif "outcome" in done:
-                raise RuntimeError(done["message"])
-            else:
-                found[f"{strategy} losses"] = done["losses"]
-    pairs = zip(found["single losses"], found["own_zero3 losses"], strict=True)
-    found["largest difference"] = max(abs(one - other) for one, other in pairs)
+def ratios(rows: list[Row], quick: bool) -> list[Row]:
+    """The peaks that are compared, of one model on one number of workers."""
+    peaks = {row["strategy"]: row["peak MB"] for row in rows}
+    found = []
+    for (one, other), most in ALLOWED.items():
+        ratio = peaks[one] / peaks[other]
+        found.append({"peak of": one, "over that of": other, "ratio": ratio, "holds": quick or ratio <= most})
     return found
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="gpt2-tiny, two workers, two strategies")
-    quick = parser.parse_args().quick
-    if quick:
-        rows = measured(TINY, "2", COMPARED)
-        again, limit = rows, under_a_limit(TINY, 2, None)
+def peaks(flags: argparse.Namespace) -> list[Row]:
+    """Peaks beside their predictions, how wrong these are, and the strategies beside each other."""
+    if flags.quick:
+        rows = compared = measured(TINY, "2", COMPARED)
     else:
         rows = measured(LARGE, "2,4", PREDICTED) + measured(SMALL, "2,4", PREDICTED)
-        again = measured(LARGE, "4", COMPARED, accumulation=2)
-        parameters = describe(LARGE, LENGTH).elements
-        limit = under_a_limit(LARGE, 4, int(8 * parameters / 1e6))
-    print(table(rows if quick else rows + again))
-    errors = [abs(row["predicted"] / row["peak"] - 1) for row in rows]
-    compared = ratios(rows if quick else [row for row in rows if row["model"] == LARGE and row["workers"] == 4])
-    found = {
-        "ratios": compared, "ratios with accumulation": ratios(again),
-        "mean error": statistics.fmean(errors), "largest error": max(errors), "limit": limit,
-    }  # fmt: skip
-    for name, value in found.items():
-        print(f"{name}: {value}")
-    holds = limit["largest difference"] <= SAME
-    if not quick:
-        allowed = {f"{one} / {other}": most for (one, other), most in ALLOWED.items()}
-        for figures in (compared, found["ratios with accumulation"]):
-            holds = holds and all(figures[name] <= most for name, most in allowed.items())
-        holds = holds and found["mean error"] <= MEAN and found["largest error"] <= LARGEST
-        holds = holds and bool(limit["ddp says"]) and bool(limit["single says"])
-    print(json.dumps({"holds": holds, "rows": rows, **found, "environment": environment()}))
-    sys.exit(not holds)
+        compared = [row for row in rows if row["model"] == LARGE and row["workers"] == 4]
+    errors = [row["predicted MB"] / row["peak MB"] - 1 for row in rows]
+    mean, largest = statistics.fmean(map(abs, errors)), max(map(abs, errors))
+    summary = {"mean error": mean, "largest": largest, "holds": flags.quick or (mean <= MEAN and largest <= LARGEST)}
+    with_errors = [row | {"error %": 100 * error} for row, error in zip(rows, errors, strict=True)]
+    return [*with_errors, *ratios(compared, flags.quick), summary]
+
+
+def accumulation(flags: argparse.Namespace) -> list[Row]:
+    """The largest model with two micro-batches."""
+    if flags.quick:
+        raise SkippedError("--quick")
+    rows = measured(LARGE, "4", COMPARED, accumulation=2)
+    return [*rows, *ratios(rows, flags.quick)]
+
+
+def limit(flags: argparse.Namespace) -> list[Row]:
+    """Train with own_zero3 under the limit, and with one worker without: losses, and the lines of what does not fit."""
+    model, workers = (TINY, 2) if flags.quick else (LARGE, 4)
+    words = ["--length", str(LENGTH), "--eval_batches", "1", "--learning_rate", "1e-5", "--no_cuda"]
+    size = str(int(8 * describe(model, LENGTH).elements / 1e6))
+    limited = [] if flags.quick else ["--memory_limit_mb", size]
+    rows, losses = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        for strategy, count, more, trains in (
+            ("single", 1, [], True), ("own_zero3", workers, limited, True), ("ddp", workers, limited, flags.quick),
+            ("single", 1, limited, flags.quick),
+        ):  # fmt: skip
+            run = SweepRun(strategy, model, BATCHES[model] * workers // count, count)
+            done = execute(run, Path(folder), STEPS, [*words, *more])
+            message = done.get("message", "trains")
+            holds = "outcome" not in done if trains else "--memory_limit_mb" in message
+            rows.append(
+                {"strategy": strategy, "workers": count, "limit": " ".join(more), "says": message, "holds": holds}
+            )
+            losses.append(done.get("losses", []))
+    pairs = zip(losses[0], losses[1], strict=False)  # none if one of the two has failed
+    difference = max((abs(one - other) for one, other in pairs), default=math.nan)
+    return [*rows, {"largest difference of losses": difference, "holds": difference <= SAME}]
+
+
+def main() -> None:
+    run_parts(
+        check_parser("checks.step_peaks", __doc__), {"peaks": peaks, "accumulation": accumulation, "limit": limit}
+    )
 
 
 if __name__ == "__main__":

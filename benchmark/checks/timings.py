@@ -8,9 +8,9 @@ pipe       a step of the pipe beside what two cores can do, and beside torch.dis
 ladder     one step of 2a, 2b, one flat tensor and DDP, in the same ranks; "DDP again" is the measurement's own error
 watchdog   steps with the watchdog of stopped runs beside steps without, CPU seconds, in real ranks
 
-Printed are medians, and the ratio to the row's first entry within a round with its bootstrap interval. Exit code 0 if
-every ratio and share that has a limit is within it. --quick takes seconds and judges no times. The last line of stdout
-is one JSON object.
+Each row runs in ranks of its own. Printed are medians, and the ratio to the row's first entry within a round with its
+bootstrap interval. Exit code 0 if every ratio and share that has a limit is within it. --quick takes seconds and judges
+no times. The last line of stdout is one JSON object.
 """
 
 import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
@@ -23,9 +23,9 @@ import json
 import resource
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,21 +38,20 @@ from torch.nn.utils import clip_grad_norm_
 from torch.utils.data import DataLoader
 from transformers import BertConfig, BertForSequenceClassification, get_linear_schedule_with_warmup
 
+from benchmark.checks.check import Row, check_parser, run_parts
 from benchmark.checks.pipeline_speed import pipe
-from benchmark.checks.ranks import lesson, on_ranks
-from benchmark.measure.intervals import ratio, shown
-from benchmark.measure.machine import environment, machine_line
-from benchmark.measure.turns import Step, Timed, nothing, take_rounds
-from benchmark.names import names_of
+from benchmark.checks.ranks import on_ranks
+from benchmark.measure.intervals import ratio
+from benchmark.measure.turns import Step, Timed, take_rounds
 from common.arguments import parse_glue_arguments
 from common.config import RunConfig
 from common.data.glue import load_glue
 from common.data.sample_data import glue_sample_dir
 from common.errors import exit_on_input_error
-from common.flags import check_at_least
+from common.flags import positive
 from common.models.load import load_tokenizer
 from common.optim import set_seed
-from common.paths import ROOT
+from common.paths import ROOT, import_file
 from common.record import Record
 from common.workers.process_group import Worker
 from common.workers.pulse import Pulse
@@ -60,45 +59,30 @@ from common.workers.pulse import Thread as ThreadClock
 from common.workers.watchdog import Watchdog
 
 LABELS = {"entailment": 0, "not_entailment": 1}
-FAILED = "losses or outcomes differ"
 
 
-def measure(row: Timed, rounds: int, in_ranks: bool = False) -> dict:
-    """Let the row's steps take turns; the seconds of each, what else it says, and whether its results are equal."""
-    seconds = take_rounds(list(row.steps.values()), rounds, meet=dist.barrier if in_ranks else nothing, clock=row.clock)
-    return {
-        "names": list(row.steps),
-        "seconds": seconds.tolist(),
-        "limits": row.limits,
-        "shares": row.shares(seconds),
-        "equal": row.equal(),
-    }
+def measure(config: RunConfig, name: str, rounds: int, quick: bool) -> list[Row]:
+    """Let the steps of a comparison take turns: medians, ratios to the first within a round, and other shares."""
+    timed = COMPARISONS[name][0](config, Worker(config.rank, config.world_size), quick)
+    seconds = take_rounds(list(timed.steps.values()), rounds, meet=dist.barrier, clock=timed.clock)
+    rows: list[Row] = []
+    for column, what in zip(seconds.T, timed.steps, strict=True):
+        middle = ratio(column, seconds[:, 0])
+        is_inside = quick or within(middle[0], timed.limits.get(what))
+        rows.append({"what": what, "ms": 1e3 * float(np.median(column)), "ratio [95 %]": middle, "holds": is_inside})
+    for what, share in timed.shares(seconds).items():
+        rows.append({"share": what, "value": share, "holds": quick or within(share, timed.limits[what])})
+    is_equal = timed.equal()
+    return [*rows, {"losses or outcomes": "equal" if is_equal else "different", "holds": is_equal}]
 
 
-def judged(found: dict) -> dict:
-    """Medians, ratios to the first entry with their intervals, and whether the limits hold."""
-    seconds, limits = np.array(found["seconds"]), found["limits"]
-    figures: dict = {"equal": found["equal"], "shares": found["shares"], "holds": found["equal"]}
-    for column, name in enumerate(found["names"]):
-        middle, low, high = ratio(seconds[:, column], seconds[:, 0])
-        figures[name] = {"seconds": float(np.median(seconds[:, column])), "ratio": [middle, low, high]}
-        least, most = limits.get(name, (0.0, float("inf")))
-        figures["holds"] &= least <= middle <= most
-    figures["holds"] &= all(limits[name][0] <= share <= limits[name][1] for name, share in found["shares"].items())
-    return figures
+def lesson(task: str) -> Any:
+    """The solved script of a task, as a module."""
+    return import_file(ROOT / task / "run_glue.py", f"lesson_{task}")
 
 
-def show(row: str, figures: dict) -> None:
-    print(f"\n{row}: ms (median), ratio to the first [95 %]{'' if figures['equal'] else '; ' + FAILED}")
-    for name, found in figures.items():
-        if isinstance(found, dict) and "ratio" in found:
-            print(f"  {name:<34}{found['seconds'] * 1e3:>12.1f}   {shown(found['ratio'])}", flush=True)
-    for name, share in figures["shares"].items():
-        print(f"  {name:<34}{share:>12.3%}")
-
-
-def measure_on_rank(config: RunConfig, row: str, rounds: int, quick: bool) -> dict:
-    return measure(IN_RANKS[row](config, Worker(config.rank, config.world_size), quick), rounds, in_ranks=True)
+def within(value: float, limits: tuple[float, float] | None) -> bool:
+    return limits is None or limits[0] <= value <= limits[1]
 
 
 @contextlib.contextmanager
@@ -107,9 +91,9 @@ def silent() -> Iterator[None]:
         yield
 
 
-def loop(folder: Path, quick: bool) -> Timed:
+def loop(here: RunConfig, worker: Worker, quick: bool) -> Timed:
     """Both train the tiny BERT on the sample from the same weights. The bare loop shares no code with the task."""
-    words = ["--do_train", "--max_steps", "3" if quick else "20", "--output_dir", str(folder)]
+    words = ["--do_train", "--max_steps", "3" if quick else "20", "--output_dir", str(here.output_dir / "loop")]
     config, task = parse_glue_arguments("task1_single", words), lesson("task1_single")
     tokenizer = load_tokenizer(config.tokenizer_name, "bert")
     data, rows = load_glue(config, tokenizer), read_pairs(tokenizer, config.max_seq_length)
@@ -118,9 +102,9 @@ def loop(folder: Path, quick: bool) -> Timed:
 
     def house() -> None:
         torch.manual_seed(1)
-        record = Record(config, Worker())
+        record = Record(config, worker)
         with silent():
-            task.train(config, Worker(), copy.deepcopy(model), data, record)
+            task.train(config, worker, copy.deepcopy(model), data, record)
         losses["house"] = record.losses
 
     def bare() -> None:
@@ -162,12 +146,11 @@ def cpu_of_children() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def record(folder: Path, quick: bool) -> Timed:
+def record(config: RunConfig, worker: Worker, quick: bool) -> Timed:
     """Whole runs of task 2b on two ranks; and an empty loop's Record: an upper bound of what it adds to a step."""
-    steps = 200 if quick else 2000
-    empty = Record(
-        parse_glue_arguments("task1_single", ["--max_steps", str(steps), "--output_dir", str(folder)]), Worker()
-    )
+    steps, folder = 200 if quick else 2000, config.output_dir
+    words = ["--max_steps", str(steps), "--output_dir", str(folder / "empty")]
+    empty = Record(parse_glue_arguments("task1_single", words), worker)
     loader, begin = [torch.zeros(1)] * steps, 0.0
     with silent():
         for _ in empty.epochs(loader):
@@ -281,31 +264,22 @@ def store_seconds() -> float:
     return sum(int((task / "schedstat").read_text().split()[0]) for task in threads) / 1e9
 
 
-ROWS_HERE: dict[str, Callable[[Path, bool], Timed]] = {"loop": loop, "record": record, "pipe": pipe}
-IN_RANKS: dict[str, Callable[[RunConfig, Worker, bool], Timed]] = {"ladder": ladder, "watchdog": watchdog}
+# Name -> what takes turns, and in how many ranks; None: in --workers.
+COMPARISONS: dict[str, tuple[Callable[[RunConfig, Worker, bool], Timed], int | None]] = {
+    "loop": (loop, 1), "record": (record, 1), "pipe": (pipe, 2), "ladder": (ladder, None), "watchdog": (watchdog, None),
+}  # fmt: skip
+
+
+def compare(name: str, flags: argparse.Namespace) -> list[Row]:
+    ranks = COMPARISONS[name][1] or flags.workers
+    return on_ranks(measure, ranks, name=name, rounds=flags.rounds, quick=flags.quick)[0]  # type: ignore[no-any-return]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="all", help="rows, separated by commas (all)")
-    parser.add_argument("--rounds", type=int, default=15, help="turns of each (%(default)s)")
-    parser.add_argument("--workers", type=int, default=2, help="ranks of ladder and watchdog (%(default)s)")
-    parser.add_argument("--quick", action="store_true", help="smallest sizes, takes seconds; times are not judged")
-    arguments = parser.parse_args()
-    check_at_least(arguments, 1, "rounds", "workers")
-    begin, rounds, result, holds = environment(), 1 if arguments.quick else arguments.rounds, {}, True
-    for name in names_of("--only", arguments.only, [*ROWS_HERE, *IN_RANKS]):
-        if name in IN_RANKS:
-            found = on_ranks(measure_on_rank, arguments.workers, row=name, rounds=rounds, quick=arguments.quick)[0]
-        else:
-            with tempfile.TemporaryDirectory() as folder:
-                found = measure(ROWS_HERE[name](Path(folder), arguments.quick), rounds)
-        result[name] = judged(found)
-        show(name, result[name])
-        holds &= result[name]["equal"] if arguments.quick else result[name]["holds"]
-    print(machine_line(begin))
-    print(json.dumps({"holds": holds, **result, "environment": begin}))
-    sys.exit(not holds)
+    parser = check_parser("checks.timings", __doc__)
+    parser.add_argument("--rounds", type=positive, default=15, help="turns of each (%(default)s)")
+    parser.add_argument("--workers", type=positive, default=2, help="ranks of ladder and watchdog (%(default)s)")
+    run_parts(parser, {name: partial(compare, name) for name in COMPARISONS}, rounds=1)
 
 
 if __name__ == "__main__":

@@ -49,15 +49,14 @@ class Profile:
 class SmallCosts:
     """Costs of a worker while `workers` of this machine do the same, in seconds; process: its memory in bytes.
 
-    hook: of a Python function that backward calls for a parameter. launch: of a collective that is started and not
-    waited for. copy_byte: to copy a byte of a large tensor. flat: elements -> clip, AdamW and zero_grad of one tensor.
+    copy_byte: to copy a byte of a large tensor. flat: elements -> clip, AdamW and zero_grad of one tensor.
+    flop: width of a model -> a multiplication or an addition in its layers.
     """
 
     workers: int
-    hook: float
-    launch: float
     copy_byte: float
     flat: dict[int, float]
+    flop: dict[int, float]
     process: float = 0.0
 
 
@@ -109,15 +108,13 @@ class Calibration:
     def links(self) -> list[str]:
         return list(dict.fromkeys(table.link for table in self.transfers))
 
-    @property
-    def models(self) -> list[str]:
-        return list(dict.fromkeys(profile.model for profile in self.profiles))
-
 
 READ: dict[str, Callable[[dict[str, Any]], Any]] = {
     "profiles": lambda entry: Profile(**entry),
     "transfers": lambda entry: TransferTimes(**entry),
-    "small": lambda entry: SmallCosts(**entry | {"flat": {int(size): s for size, s in entry["flat"].items()}}),
+    "small": lambda entry: SmallCosts(
+        **entry | {name: {int(size): s for size, s in entry[name].items()} for name in ("flat", "flop")}
+    ),
     "engines": lambda entry: EngineTimes(**entry),
 }
 

@@ -7,12 +7,21 @@ beyond the largest one the last two go on as a straight line. For more workers t
     broadcast    tree: log2 N hops, each as long as a message        exchange, hop            one hop
     all_to_all   one hop: gloo posts all messages at once
 
+Two workers have one connection, and gloo sends nothing before the receiver has said that it is ready. That word waits
+behind the data that its worker sends. So the worker that comes last sends at once, and the other one has to wait: for
+the whole message of all_to_all and exchange, and for the first half of all_gather, which cuts it into two. all_reduce
+says that it is ready before it sends. Among more workers, only all_to_all uses a connection in both directions; on
+average, a worker comes after one half of the others and before the other half, so half of its messages have to wait.
+On a shaped link, this is the `lag` of a transfer: alone, it takes so much longer, and where transfers follow one
+another, the directions of different ones overlap.
+
 The time for N workers is that of the measured number n for as many bytes sent by a rank, plus the latency of the
 further hops. A link that was not calibrated takes loopback's processor time and its own rate.
 """
 
 import math
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmark.cost.calibration import LOOPBACK, Calibration, TransferTimes
@@ -24,6 +33,8 @@ from common.flags import LARGEST_SEGMENT, burst_bytes
 FRAMES, MESSAGE = 1.0025, 132  # where no counter was calibrated: TCP's frames, and those of one message and its answer
 SMALL_FRAMES = 1.049  # of a link below about 260 Mbit/s, whose packets have 1,500 bytes; acknowledgements included
 HEADERS = 1448 / 1514  # of a full Ethernet frame, TCP's payload; what a link can reach
+LAG = {"all_to_all": 1.0, "exchange": 1.0, "all_gather": 0.5}  # of two workers: a share of what a worker sends
+LAG_OF_MORE = {"all_to_all": 0.5}
 
 
 def moved(operation: str, size: float, workers: int) -> float:
@@ -75,7 +86,7 @@ class Table:
         return max(0.0, interpolate(self.bytes, self.cpu, size))
 
 
-def interpolate(places: list[int], values: list[float], place: float) -> float:
+def interpolate(places: Sequence[int], values: Sequence[float], place: float) -> float:
     """Return the value at `place`: a straight line between neighbours, and the last one beyond the end."""
     if len(places) == 1 or place <= places[0]:
         return values[0]
@@ -154,13 +165,15 @@ class Links:
         cpu = table.processor(sent / per_byte)
         if self.bits is not None and not self.is_calibrated:
             flow = max(flow, 8 * sent / (self.bits * HEADERS))
+        lag = (LAG if workers == 2 else LAG_OF_MORE).get(operation, 0.0) if self.is_shaped else 0.0
         if self.is_calibrated and self.bits is not None:
-            # Beyond its bytes, a lone operation waits (one direction for the other); others can use the link meanwhile.
+            # Beyond its bytes, an operation waits: for the lag, or because several workers send to one at a time.
+            # Others can use the link meanwhile.
             busy = min(flow, 8 * sent / (self.bits * HEADERS))
-            latency, flow = latency + flow - busy, busy
+            latency, flow = latency + (0.0 if lag and workers == 2 else flow - busy), busy
         seconds = latency + flow
         cores = min(cpu / seconds, 1.5) if seconds > 0 else 0.0
-        return Transfer(latency, flow, cores)
+        return Transfer(latency, flow, cores, lag * flow)
 
     def on_wire(self, operation: str, size: float, workers: int) -> float:
         """Return the bytes out of a rank's interface: payload and frames, as calibrated on links that have counters."""

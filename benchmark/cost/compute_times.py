@@ -5,12 +5,13 @@ its size (Python, the start of operators) and a part in proportion to its multip
 """
 
 import math
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from statistics import NormalDist
+from functools import cached_property
 
 from benchmark.cost.architecture import Architecture, describe
-from benchmark.cost.calibration import Calibration, Profile
+from benchmark.cost.calibration import Calibration, Profile, SmallCosts
 from benchmark.cost.collective_times import interpolate
 from common.errors import InputError
 
@@ -39,7 +40,7 @@ class ComputeTimes:
         known = [p for p in calibration.profiles if (p.model, p.length) == same]
         self.profiles = self._of_crowd(known)
         self.spreads = [p for p in known if p.workers > 1]
-        self.small = min(calibration.small, key=lambda entry: abs(entry.workers - self.profiles[0].workers))
+        self.small = self._of_small(calibration.small, self.profiles[0].workers)
 
     def _nearest(self, calibration: Calibration) -> Architecture:
         """The calibrated model that is most like this one: of the same kind, as large as possible."""
@@ -55,16 +56,33 @@ class ComputeTimes:
 
     def _of_crowd(self, profiles: list[Profile]) -> list[Profile]:
         """The profiles of as many workers as share the cores, by batch; sets the factor for another number."""
-        counts = sorted({profile.workers for profile in profiles})
         wanted = 1 if self.cores.own else self.cores.workers
-        count = wanted if wanted in counts else max((c for c in counts if c <= wanted), default=counts[0])
+        counts = sorted({profile.workers for profile in profiles})
+        low = max((count for count in counts if count <= wanted), default=counts[0])
+        high = min((count for count in counts if count >= wanted), default=counts[-1])
+        few, many = ({p.batch: p for p in profiles if p.workers == count} for count in (low, high))
+        pairs = [(few[batch], many[batch]) for batch in sorted(few) if batch in many]
         if self.cores.own:
-            self.scale = self._of_own_cores(profiles, count)
-        elif count != wanted:
-            crowded = [max(1.0, c / self.machine_cores) for c in (wanted, count)]
-            self.scale = crowded[0] / crowded[1]
-            self.notes[f"{wanted} workers that share this machine's cores are extrapolated from {count}"] = None
-        return sorted((p for p in profiles if p.workers == count), key=lambda profile: profile.batch)
+            self.scale = self._of_own_cores(profiles, low)
+        elif wanted != low:
+            self.notes[f"{wanted} workers that share this machine's cores are extrapolated from {low}"] = None
+            if low < wanted < high and pairs:
+                part = (wanted - low) / (high - low)
+                between = [combined(pair, lambda values: values[0] + part * (values[1] - values[0])) for pair in pairs]
+                return [replace(one, workers=wanted) for one in between]
+            self.scale = max(1.0, wanted / self.machine_cores) / max(1.0, low / self.machine_cores)
+        return [few[batch] for batch in sorted(few)]
+
+    def _of_small(self, known: list[SmallCosts], workers: int) -> SmallCosts:
+        """The small costs while so many workers share the cores.
+
+        Each is so short that a worker is hardly ever interrupted in it, even where several take turns on a core. In a
+        step they are.
+        """
+        nearest = min(known, key=lambda one: (one.workers > self.machine_cores, abs(one.workers - workers)))
+        crowd = max(1.0, workers / self.machine_cores)
+        flat = {size: crowd * seconds for size, seconds in nearest.flat.items()}
+        return replace(nearest, copy_byte=crowd * nearest.copy_byte, flat=flat)
 
     def _of_own_cores(self, profiles: list[Profile], count: int) -> float:
         """A step's time with the worker's own cores over the calibrated one: one part of it divides among cores."""
@@ -91,44 +109,57 @@ class ComputeTimes:
         low, high = self.profiles[0].batch, self.profiles[-1].batch
         if not low <= batch <= high:
             self.notes[f"a batch of {batch:g} is extrapolated from {low} to {high}"] = None
-        found = self._at(batch)
-        if self.reference is not self.architecture:
-            found = self._scaled(batch)
+        found = self._at(batch) if self.reference is self.architecture else self._scaled(batch)
         return combined([found], lambda values: self.scale * values[0])
 
     def _at(self, batch: float) -> Profile:
         batches = [profile.batch for profile in self.profiles]
+        is_inside = len(batches) > 1 and batch >= batches[0]
 
-        def at(values: list[float]) -> float:
-            low = values[0] * batch / batches[0] if len(values) == 1 else _line(batches, values, batch)
-            return max(0.0, low)
+        def at(seconds: Sequence[float]) -> float:
+            fixed, each = self._line(seconds)
+            return max(0.0, interpolate(batches, seconds, batch)) if is_inside else fixed + each * batch
 
         return combined(self.profiles, at)
 
     def _scaled(self, batch: float) -> Profile:
-        """The step of a model that was not calibrated, from the reference's."""
-        reference, mine = self.reference, self.architecture
-        smallest, largest = self._at(self.profiles[0].batch), self._at(self.profiles[-1].batch)
-        low, high = self.profiles[0].batch, self.profiles[-1].batch
-        forward = {}
+        """The step of a model that was not calibrated, from the reference's.
+
+        What takes the same time for any number of examples (Python, the start of operators) is taken over. The rest is
+        in proportion to the multiplications, which large matrices do faster.
+        """
+        reference, mine, largest = self.reference, self.architecture, self.profiles[-1]
+        forward, backward = dict[str, float](), dict[str, float]()
+        of_forward = self._line([sum(profile.forward.values()) for profile in self.profiles])
+        of_backward = self._line([sum(profile.backward.values()) + profile.tail for profile in self.profiles])
+        ratios = [back / ahead if ahead else 0.0 for back, ahead in zip(of_backward, of_forward, strict=True)]
         for unit, flops in mine.flops.items():
             same = [name for name in reference.flops if name.split()[0] == unit.split()[0]]
-            few, many = (sum(p.forward[name] for name in same) / len(same) for p in (smallest, largest))
+            fixed, each = self._line([sum(p.forward[name] for name in same) / len(same) for p in self.profiles])
             work = sum(reference.flops[name] for name in same) / len(same)
-            size = flops / work if work else mine.width * mine.length / (reference.width * reference.length)
-            slope = (many - few) / (high - low) if high > low else few / low
-            fixed = min(max(0.0, few - slope * low), few)
-            forward[unit] = fixed + max(slope, (many - fixed) / high) * size * batch
-        back = sum(largest.backward.values()) + largest.tail
-        ratio = back / sum(largest.forward.values())
-        backward = _spread_backward(mine, {unit: ratio * seconds for unit, seconds in forward.items()})
-        optimizer = self._per_tensor() * len(mine.weights) + self._flat(mine.elements)
-        relative = largest.spread / largest.seconds
-        whole = sum(forward.values()) * (1 + ratio) + optimizer
+            more = flops / work if work else mine.width * mine.length / (reference.width * reference.length)
+            each *= more * self._flop(mine.width) / self._flop(reference.width)
+            forward[unit] = fixed + each * batch
+            backward[unit] = ratios[0] * fixed + ratios[1] * each * batch
+        optimizer = self.update([weight.elements for weight in mine.weights]) / self.scale
+        # Interruptions that have nothing to do with one another: as a random walk, they grow with the root of the time.
+        whole = sum(forward.values()) + sum(backward.values()) + optimizer
         return replace(
-            largest, model=mine.model, length=mine.length, forward=forward, backward=backward, tail=0.0,
-            optimizer=optimizer, spread=relative * whole,
+            largest, model=mine.model, length=mine.length, forward=forward, tail=0.0, optimizer=optimizer,
+            backward=_spread_backward(mine, backward), spread=largest.spread * math.sqrt(whole / largest.seconds),
         )  # fmt: skip
+
+    def _line(self, seconds: Sequence[float]) -> tuple[float, float]:
+        """Seconds for a step and for each of its examples, by the smallest and the largest batch."""
+        low, high = self.profiles[0].batch, self.profiles[-1].batch
+        each = (seconds[-1] - seconds[0]) / (high - low) if high > low else seconds[0] / low
+        fixed = min(max(0.0, seconds[0] - each * low), seconds[0])
+        return fixed, (seconds[-1] - fixed) / high
+
+    def _flop(self, width: int) -> float:
+        """Return the seconds of a multiplication or an addition in a layer of this width."""
+        widths = sorted(self.small.flop)
+        return interpolate(widths, [self.small.flop[known] for known in widths], min(width, widths[-1]))
 
     def late(self, batch: float, workers: int) -> float:
         """Return by how much the slowest of so many workers is later than the mean of all.
@@ -146,19 +177,33 @@ class ComputeTimes:
 
     # ------------------------------------------------------------------- the optimizer, and small things
 
-    def update(self, tensors: float, elements: float) -> float:
-        """Return the seconds of clipping, AdamW and zero_grad for so many tensors with so many elements together."""
-        # One large tensor costs more than many small ones where its temporary memory is new for every operation.
-        whole = self.profiles[-1].optimizer * elements / self.reference.elements
-        return self.scale * (self._per_tensor() * tensors + min(self._flat(elements), whole))
+    def update(self, sizes: Sequence[float]) -> float:
+        """Return the seconds of clipping, AdamW and zero_grad for tensors with so many elements each."""
+        if not sizes:
+            return 0.0
+        once, each, share = self._update
+        return self.scale * (once + sum(each + share * self._elements(size) for size in sizes))
 
-    def _flat(self, elements: float) -> float:
+    @cached_property
+    def _update(self) -> tuple[float, float, float]:
+        """Seconds of an update, and of each of its tensors, whatever its size; and what elements cost among many.
+
+        From the whole model's update and that of a small tensor alone. The elements of a model do not cost more than
+        its update: one large tensor may, whose temporary memory is new for every operation.
+        """
+        weights, alone = self.reference.weights, min(self.small.flat.values())
+        whole = statistics.fmean(profile.optimizer for profile in self.profiles)
+        elements = sum(self._elements(weight.elements) for weight in weights)
+        share = min(1.0, whole / elements) if elements else 1.0
+        rest = whole - share * elements
+        each = max(0.0, min((rest - alone) / max(1, len(weights) - 1), rest / len(weights)))
+        return rest - each * len(weights), each, share
+
+    def _elements(self, size: float) -> float:
+        """Return the seconds for the elements of a tensor."""
         sizes = sorted(self.small.flat)
-        return max(0.0, interpolate(sizes, [self.small.flat[size] for size in sizes], elements))
-
-    def _per_tensor(self) -> float:
-        found = self.profiles[-1].optimizer - self._flat(self.reference.elements)
-        return max(0.0, found) / len(self.reference.weights)
+        found = interpolate(sizes, [self.small.flat[size] for size in sizes], size)
+        return max(0.0, found - min(self.small.flat.values()))
 
     def copies(self, size: float, passes: float = 1.0) -> float:
         """Return the seconds in which `size` bytes are read and written so many times."""
@@ -167,10 +212,10 @@ class ComputeTimes:
 
 def largest_of(count: int) -> float:
     """Return how many standard deviations the largest of so many normally distributed numbers is above their mean."""
-    return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))  # Blom 1958
+    return statistics.NormalDist().inv_cdf((count - 0.375) / (count + 0.25))  # Blom 1958
 
 
-def combined(profiles: list[Profile], figure: Callable[[list[float]], float]) -> Profile:
+def combined(profiles: Sequence[Profile], figure: Callable[[list[float]], float]) -> Profile:
     """Return a profile of which every figure is made from the same figures of these profiles."""
 
     def each(name: str) -> dict[str, float]:
@@ -184,13 +229,6 @@ def combined(profiles: list[Profile], figure: Callable[[list[float]], float]) ->
         profiles[0], forward=each("forward"), backward=each("backward"), tail=one("tail"),
         optimizer=one("optimizer"), spread=one("spread"),
     )  # fmt: skip
-
-
-def _line(places: list[int], values: list[float], place: float) -> float:
-    """Interpolate; below the first place, the line of the first two goes on."""
-    if place < places[0]:
-        return values[0] + (values[1] - values[0]) / (places[1] - places[0]) * (place - places[0])
-    return interpolate(places, values, place)
 
 
 def _spread_backward(architecture: Architecture, seconds: dict[str, float]) -> dict[str, float]:

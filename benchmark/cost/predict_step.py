@@ -1,6 +1,7 @@
 """Predict a step: from a calibration and a cell to its time with parts, its bytes, and its timeline."""
 
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -77,7 +78,6 @@ class Prediction:
 
 def predict(calibration: Calibration, cell: Cell, where: Surroundings = Surroundings()) -> Prediction:
     """Return the prediction; raises InputError where there is nothing to predict from."""
-    nearest = nearest_engine(calibration, cell)
     architecture = describe(cell.model, cell.length)
     times = ComputeTimes(calibration, architecture, Cores(cell.workers, where.cores))
     links = Links(calibration, where.rate, where.latency)
@@ -85,10 +85,7 @@ def predict(calibration: Calibration, cell: Cell, where: Surroundings = Surround
     programs(cell, times)  # what cannot be run is said before what does not fit
     needed = memory(cell, architecture, times.small.process)
     check_fit(cell, needed, where.memory or calibration.memory, 1 if where.cores else cell.workers)
-    overhead = engine_seconds(calibration, nearest, cell, where, notes) if nearest else 0.0
-    if nearest is None or nearest.strategy != cell.strategy:
-        cost = f"that of {nearest.strategy}" if nearest else "missing"
-        notes[f"the engine of {cell.strategy} was not calibrated: its own cost is {cost}"] = None
+    overhead = engine_seconds(calibration, cell, times, where, notes)
     found = run(cell, times, links, where, overhead, times.late(cell.batch, cell.workers))
     least = found.seconds
     if cell.workers > BEYOND * links.most_workers:  # at best, nobody waits, and operations go along trees
@@ -104,7 +101,7 @@ def run(
 ) -> Prediction:
     """Simulate a step with given times. late: seconds that others wait for the slowest worker."""
     kinds = [with_overhead(kind, overhead) for kind in programs(cell, times)]
-    machine = Machine(where.cores or times.machine_cores, not where.cores, times.threads, times.small.launch)
+    machine = Machine(where.cores or times.machine_cores, not where.cores, times.threads)
     simulated = simulate(kinds, links, machine)
     return Prediction(
         cell=cell,
@@ -126,43 +123,61 @@ def with_overhead(kind: Kind, seconds: float) -> Kind:
     return replace(kind, program=(*kind.program, Compute("optimizer", seconds, engine=True)))
 
 
-def nearest_engine(calibration: Calibration, cell: Cell) -> EngineTimes | None:
-    """Return the calibrated step that is most like the cell: of this strategy, or of another one of the same engine."""
-    family = STRATEGIES[cell.strategy].engine.split(":")[0]
-
-    def apart(entry: EngineTimes) -> tuple[bool, bool, bool, int, int]:
-        return (
-            entry.strategy != cell.strategy,
-            entry.model != cell.model,
-            entry.length != cell.length,
-            abs(entry.workers - cell.workers),
-            abs(entry.batch - cell.batch),
-        )
-
-    same = (entry for entry in calibration.engines if STRATEGIES[entry.strategy].engine.split(":")[0] == family)
-    return min((entry for entry in same if not entry.strategy.endswith("_offload")), key=apart, default=None)
-
-
 def engine_seconds(
-    calibration: Calibration, nearest: EngineTimes, cell: Cell, where: Surroundings, notes: dict[str, None]
+    calibration: Calibration, cell: Cell, times: ComputeTimes, where: Surroundings, notes: dict[str, None]
 ) -> float:
-    """Return what the engine costs beyond its program: the measured step of the nearest cell less the predicted one.
+    """Return what the engine costs beyond its program, as work of the computing thread.
 
-    It is work of the computing thread, with as many workers computing as the prediction has.
+    It is known for calibrated steps: the measured time less the predicted one. One part is the same for all engines:
+    a step of a whole training loop takes longer than its pieces one by one. It is what steps that only average
+    gradients took longer. What another engine costs more is shared among its operations: each is started in Python,
+    and wakes threads of every worker. So another model costs as much more as it has more operations, and a strategy
+    that was not calibrated takes the cost of an operation from its framework, if possible with the same program.
     """
-    there = Cell(nearest.strategy, nearest.model, nearest.workers, nearest.batch, nearest.length, cell.bucket_bytes)
-    times = ComputeTimes(calibration, describe(there.model, there.length), Cores(there.workers))
-    if LOOPBACK not in calibration.links and there.workers > 1:
+    known = [entry for entry in calibration.engines if not entry.strategy.endswith("_offload")]
+    known = [entry for entry in known if entry.model == cell.model] or known
+    row = STRATEGIES[cell.strategy]
+    framework = [entry for entry in known if framework_of(entry.strategy) == framework_of(cell.strategy)]
+    like = (
+        [entry for entry in framework if entry.strategy == cell.strategy]
+        or [entry for entry in framework if STRATEGIES[entry.strategy].program == row.program]
+        or framework
+    )
+    names = ", ".join(dict.fromkeys(entry.strategy for entry in like))
+    if names != cell.strategy:
+        cost = f"that of {names}" if names else "missing"
+        notes[f"the engine of {cell.strategy} was not calibrated: its own cost is {cost}"] = None
+    if not like or (LOOPBACK not in calibration.links and cell.workers > 1):
         return 0.0
-    expected = run(
-        there, times, Links(calibration), Surroundings(), late=times.late(there.batch, there.workers)
-    ).seconds
-    missing = max(0.0, nearest.seconds - expected)
-    if nearest.model != cell.model:
-        missing *= len(describe(cell.model, cell.length).weights) / len(times.architecture.weights)
-        notes[f"the engine's own cost is that of {nearest.model}, by the number of parameters"] = None
-    workers = 1 if where.cores else cell.workers
-    return missing * max(1.0, workers / times.machine_cores) / max(1.0, there.workers / times.machine_cores)
+    if like[0].model != cell.model:
+        models = ", ".join(dict.fromkeys(entry.model for entry in like))
+        notes[f"the engine's own cost is that of {models}, by the number of operations"] = None
+    plain = [entry for entry in known if STRATEGIES[entry.strategy].program.startswith("unsharded")] or like
+    of_any = statistics.fmean(engine_cost(calibration, entry)[0] for entry in plain)
+    costs = [engine_cost(calibration, entry) for entry in like]
+    each = sum(seconds - of_any for seconds, _ in costs) / sum(count for _, count in costs)
+    crowd = 1.0 if where.cores else max(1.0, cell.workers / times.machine_cores)
+    return crowd * max(0.0, of_any + each * operations(programs(cell, times)))
+
+
+def framework_of(strategy: str) -> str:
+    return STRATEGIES[strategy].engine.split(":")[0]
+
+
+def engine_cost(calibration: Calibration, entry: EngineTimes) -> tuple[float, float]:
+    """Return by how many seconds of a core a calibrated step took longer than its program, and its operations."""
+    there = Cell(entry.strategy, entry.model, entry.workers, entry.batch, entry.length)
+    times = ComputeTimes(calibration, describe(there.model, there.length), Cores(there.workers))
+    late = times.late(there.batch, there.workers)
+    expected = run(there, times, Links(calibration), Surroundings(), late=late)
+    crowd = max(1.0, entry.workers / times.machine_cores)
+    return max(0.0, entry.seconds - expected.seconds) / crowd, operations(expected.kinds)
+
+
+def operations(kinds: Sequence[Kind]) -> float:
+    """Return in how many operations a rank takes part, as a mean; a message to one other rank is none."""
+    calls = (calls for name, (calls, _) in mean_over_ranks(kinds, moved).items() if name != "hop")
+    return max(1.0, sum(calls))
 
 
 def parts(simulated: Simulated, kinds: list[Kind], late: float) -> dict[str, float]:
@@ -183,7 +198,9 @@ def parts(simulated: Simulated, kinds: list[Kind], late: float) -> dict[str, flo
     return found
 
 
-def mean_over_ranks(kinds: list[Kind], size_of: Callable[[str, float, int], float]) -> dict[str, tuple[float, float]]:
+def mean_over_ranks(
+    kinds: Sequence[Kind], size_of: Callable[[str, float, int], float]
+) -> dict[str, tuple[float, float]]:
     """Return calls and bytes of each operation, as means over all ranks; size_of takes operation, bytes and workers."""
     calls, size = dict[str, float](), dict[str, float]()
     ranks = sum(len(kind.ranks) for kind in kinds)

@@ -4,8 +4,8 @@ Whatever is under way has a speed between 0 and 1, which changes when something 
 
 - Processors. All threads of a machine share its cores as the system's scheduler shares them: everybody gets the same,
   nobody more than it can use. A transfer wants a part of a core, which takes time from those who compute.
-- Links. Transfers of one rank share a shaped link; on loopback, where bytes are copied by processors, the processors
-  decide.
+- Links. The bytes of one rank's transfers leave it one transfer after the other, as they do on one connection; on
+  loopback, where bytes are copied by processors, the processors decide.
 - Order. A rank's collectives begin in the order in which they were started, at most `slots` at a time: gloo has so many
   threads. A collective begins when all members have started it.
 
@@ -13,7 +13,7 @@ So overlap, contention, waiting and bubbles are not formulas here. They are what
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from benchmark.cost.programs.program import Compute, Kind, Start
@@ -27,25 +27,27 @@ NO_TIME = 1e-12  # seconds; rounding errors are smaller, and nothing that is sim
 
 @dataclass(frozen=True)
 class Transfer:
-    """One operation alone: seconds before bytes flow, seconds in which they flow, cores that it wants meanwhile."""
+    """One operation alone: seconds before bytes flow, seconds in which they flow, cores that it wants meanwhile.
+
+    lag: seconds by which the other direction of the same connection is later; see collective_times.py.
+    """
 
     latency: float
     flow: float
     cores: float
+    lag: float = 0.0
 
 
 @dataclass(frozen=True)
 class Machine:
     """cores: that ranks share. is_shared: by all ranks of the step; otherwise each rank has a machine of its own.
 
-    threads: with which one rank computes. launch: seconds of the computing thread to start an operation.
-    slots: collectives that a rank has under way at a time.
+    threads: with which one rank computes. slots: collectives that a rank has under way at a time.
     """
 
     cores: float
     is_shared: bool
     threads: int = 1
-    launch: float = 0.0
     slots: int = SLOTS
 
 
@@ -105,6 +107,8 @@ class _Flight:
     latency: float = 0.0
     flow: float = 0.0
     cores: float = 0.0
+    lag: float = 0.0
+    back: float = 0.0  # seconds of the flow in the other direction, which is later by the lag
 
     @property
     def is_running(self) -> bool:
@@ -124,6 +128,7 @@ class _Thread:
     queue: list[str] = field(default_factory=list)  # collectives that were started and have not begun
     spent: float = 0.0  # bytes sent since the link was idle
     idle_since: float = 0.0
+    back_until: float = 0.0  # so long, bytes flow in the other direction of transfers that have a lag
     done_at: float | None = None
 
 
@@ -174,7 +179,6 @@ class _Step:
                 self.compute(i, instruction)
             elif isinstance(instruction, Start):
                 self.start(i, instruction)
-                self.compute(i, replace(thread.now, seconds=self.machine.launch, engine=False))
             elif self.flight_ended(instruction.key) is None:
                 thread.blocked_on, thread.since = instruction.key, self.now
         return moved
@@ -238,13 +242,13 @@ class _Step:
             idle = self.now - thread.idle_since
             thread.spent = max(0.0, thread.spent - idle * self.network.refill())
         flight.began = self.now
-        flight.latency = flight.flow = 0.0
-        spent, cores = thread.spent, 0.0
+        spent = thread.spent
         for _ in range(start.repeats):
             one = self.network.transfer(start.operation, start.bytes, start.workers, spent)
-            flight.latency, flight.flow, cores = flight.latency + one.latency, flight.flow + one.flow, one.cores
+            flight.latency += flight.lag + one.latency  # the next one begins when both directions of this one ended
+            flight.flow, flight.cores = flight.flow + one.flow, one.cores
+            flight.lag, flight.back = one.lag, one.flow
             spent += self.network.moved(start.operation, start.bytes, start.workers)
-        flight.cores = cores
         for member in members:
             self.threads[member].spent = spent
 
@@ -264,7 +268,7 @@ class _Step:
         rates = [self.rate(flight, flights, levels) for flight in flights]
         step = min(
             [thread.left / speed for thread, speed in zip(computing, speeds, strict=True)]
-            + [(f.latency if f.latency > 0 else f.flow) / rate for f, rate in zip(flights, rates, strict=True)]
+            + [(f.latency or f.flow) / rate for f, rate in zip(flights, rates, strict=True) if rate]
         )
         self.now += step
         for thread, speed in zip(computing, speeds, strict=True):
@@ -284,7 +288,13 @@ class _Step:
             flight.latency = 0.0 if flight.latency <= NO_TIME else flight.latency
         else:
             flight.flow -= work
-        if flight.latency <= 0 and flight.flow <= NO_TIME:
+        if flight.latency > 0 or flight.flow > NO_TIME:
+            return
+        if flight.lag > 0:  # the other direction began later, and after that of earlier transfers
+            first = self.threads[flight.start.members[0]]
+            first.back_until = max(self.now + flight.lag, first.back_until + flight.back)
+            flight.latency, flight.flow, flight.lag = first.back_until - self.now, 0.0, 0.0
+        else:
             flight.ended, start = self.now, flight.start
             size = start.bytes * start.repeats
             for member in start.members:
@@ -305,14 +315,14 @@ class _Step:
         return fair_level(self.machine.cores, wanted)
 
     def rate(self, flight: _Flight, flights: list[_Flight], levels: list[float]) -> float:
-        """Return the speed of an operation: that of its slowest member."""
+        """Return the speed of an operation: that of its slowest member; 0 while another one's bytes go first."""
         speed = 1.0
         for member in flight.start.members:
             if flight.cores > 0:
                 speed = min(speed, levels[member] / flight.cores)
             if self.network.is_shaped and flight.latency <= 0:
-                others = sum(member in f.start.members and f.latency <= 0 for f in flights)
-                speed = min(speed, 1.0 / others)
+                first = next(f for f in flights if member in f.start.members and f.latency <= 0)
+                speed = speed if flight is first else 0.0
         return speed
 
 

@@ -149,7 +149,7 @@ class Engine(ABC):
         return torch.float32, torch.float32
 
     def unrecorded_bytes(self) -> float:
-        """Bytes a worker sends in a step that torch's flight recorder does not see (mean over the workers)."""
+        """Bytes a worker sends in a step outside of recorded collectives, rank to rank (mean over the workers)."""
         return 0.0
 
     def ring_bytes(self) -> float:

@@ -69,7 +69,6 @@ class Window:
         self.last = len(self.meter.steps)
         self.figures = {
             "wall_s": wall,
-            "phases_s": sum(step["wall"] for step in self.steps),
             "cpu_utilisation": cpu / wall,  # 1.0: one core is busy all the time
             **gpu_figures(self.meter.device),
         }

@@ -3,6 +3,7 @@
 import csv
 import json
 from collections.abc import Iterable, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,35 @@ def text_table(rows: Iterable[Sequence[object]], digits: int = 2) -> str:
         for row in lines
     )
     return "\n".join(text.rstrip() for text in texts)
+
+
+def rows_table(rows: Iterable[dict[str, Any]]) -> str:
+    """Return rows of figures by name as text, with new headings where a row has other figures than the one before.
+
+    A figure that was not measured for any row is left out. "holds" is no figure: where it is False, the row is marked.
+    A list of three is a median and the ends of its interval.
+    """
+    blocks = []
+    for names, group in groupby(rows, key=lambda row: [name for name in row if name != "holds"]):
+        block = list(group)
+        heads = [name for name in names if any(row[name] is not None for row in block)]
+        lines = [
+            [*(figure_text(row[name]) for name in heads), "" if row.get("holds", True) else "<-- outside"]
+            for row in block
+        ]
+        blocks.append(text_table([[*heads, ""], *lines]))
+    return "\n".join(blocks)
+
+
+def figure_text(value: Any) -> str:
+    """Return a figure with four digits; whole numbers and words as they are."""
+    if isinstance(value, list | tuple):
+        from benchmark.measure.intervals import shown  # here: it loads scipy
+
+        return shown(tuple(value))
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return "-" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def cell(value: float | None, digits: int = 2, unit: float = 1.0, missing: str = "-") -> str:

@@ -5,12 +5,13 @@ S: bytes of the tensor that a worker hands in, N: workers. The mean over the wor
     all_reduce      2 (N-1)/N S    a ring: reduce_scatter, then all_gather (Patarasuk and Yuan 2009)
     reduce_scatter  2 (N-1)/N S    gloo does a whole all_reduce; a ring (NCCL) needs half of it
     all_gather        (N-1)   S    S is the worker's own part
-    all_to_all, broadcast, reduce, gather, scatter   about (N-1)/N S, point to point   S
+    all_to_all, broadcast, reduce, gather, scatter   about (N-1)/N S
+
+What is sent from rank to rank is not among the recorded collectives: an engine says how much that is.
 """
 
 import contextlib
-from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from benchmark.settings import Settings
@@ -29,11 +30,7 @@ def sent(name: str, size: int, workers: int, backend: str = "gloo") -> float:
         return passes(name, backend) * share
     if "all_gather" in name or "allgather" in name:
         return (workers - 1) * size
-    if name in ("send", "isend"):
-        return size
-    if name in ("recv", "irecv", "barrier") or name.startswith(("recv", "coalesced")):
-        return 0
-    return share
+    return 0 if name == "barrier" else share
 
 
 class Payload:
@@ -50,30 +47,16 @@ class Payload:
         yield
         self._ignored.append(range(before + 1, _newest() + 1))
 
-    def since(self, workers: int, backend: str, steps: int, group_sizes: Mapping[str, int] = {}) -> dict | None:
-        """{"bytes", "calls", "by_name"} per step; None where the recorder does not know (or has overflowed).
-
-        group_sizes: by the name of the process group, where it is not all workers.
-        """
-        entries = recorded()
+    def of_engine(self, engine: Any, settings: Settings, steps: int) -> dict[str, float | None]:
+        """{"bytes", "calls"} per step of an engine; None where the recorder does not know, or has overflowed."""
+        entries, workers = recorded(), settings.world_size
         fresh = [entry for entry in entries if entry.number > self._last]
         if (not entries and workers > 1) or (fresh and fresh[0].number > self._last + 1):
-            return None
-        fresh = [entry for entry in fresh if not any(entry.number in span for span in self._ignored)]
-        by_name: dict[str, float] = defaultdict(float)
-        for entry in fresh:
-            size = group_sizes.get(entry.group, workers)
-            by_name[entry.name] += sent(entry.name, entry.bytes, size, backend) / steps
-        return {"bytes": sum(by_name.values()), "calls": len(fresh) / steps, "by_name": dict(by_name)}
-
-    def of_engine(self, engine: Any, settings: Settings, steps: int) -> dict[str, float | None]:
-        """{"bytes", "calls"} per step of an engine, with the messages that gloo sends unrecorded; None: not known."""
-        found = self.since(settings.world_size, settings.backend, steps, engine.group_sizes())
-        if found is None:
             return {"bytes": None, "calls": None}
-        # The recorder has NCCL's messages from rank to rank, not gloo's.
-        more = engine.unrecorded_bytes() if settings.backend == "gloo" else 0.0
-        return {"bytes": found["bytes"] + more, "calls": found["calls"]}
+        fresh = [entry for entry in fresh if not any(entry.number in span for span in self._ignored)]
+        sizes = engine.group_sizes()  # where it is not all workers
+        found = (sent(one.name, one.bytes, sizes.get(one.group, workers), settings.backend) for one in fresh)
+        return {"bytes": sum(found) / steps + engine.unrecorded_bytes(), "calls": len(fresh) / steps}
 
 
 def _newest() -> int:

@@ -46,7 +46,7 @@ def assemble(settings: Settings, begin: dict, shapes: list[torch.Size], measured
             "phases_ms": phases(steps, measured["trace"], settings.strategy),
             "samples_per_second": settings.examples_per_step / mean,
             "tokens_per_second": settings.examples_per_step * settings.length / mean,
-            "utilisation": {k: v for k, v in window.figures.items() if k not in ("wall_s", "phases_s")},
+            "utilisation": {k: v for k, v in window.figures.items() if k != "wall_s"},
         }
     trace = measured["trace"] or {}
     result["profiler_ms"] = {name: trace.get(f"{name}_ms") for name in ("cpu", "device")}

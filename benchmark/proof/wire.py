@@ -1,12 +1,12 @@
 """What is sent in a step, by dtype: an engine that rounds gradients on their way is within every numeric limit."""
 
 import math
-import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
+
+from common.workers.collectives import recorded
 
 DTYPES = {"Float": torch.float32, "BFloat16": torch.bfloat16, "Half": torch.float16, "Double": torch.float64}
 SMALL = 1000  # elements of a message; norms and flags have any dtype
@@ -31,33 +31,21 @@ class SentMessage:
 
 def newest() -> int:
     """The number of the last recorded collective."""
-    return max((entry["record_id"] for entry in entries()), default=-1)
+    return max((collective.entry for collective in recorded()), default=-1)
 
 
 def messages(after: int) -> list[SentMessage] | None:
     """The floating-point collectives after this number; None where torch has no recorder, or has forgotten some."""
-    recorded, found = entries(), []
-    if not recorded or recorded[0]["record_id"] > after + 1:
+    collectives = recorded()
+    if not collectives or collectives[0].entry > after + 1:
         return None
-    for entry in recorded:
-        if entry["record_id"] > after:
-            name = entry["profiling_name"].split(":")[-1].split(" ")[0]
-            for shape, dtype in zip(entry["input_sizes"], entry["input_dtypes"], strict=False):
-                kind = DTYPES.get(dtype.removeprefix("torch."))
-                if kind is not None:
-                    found.append(SentMessage(name, kind, math.prod(shape)))
-    return found
-
-
-def entries() -> list[dict[str, Any]]:
-    """The flight recorder as common/workers/collectives.py reads it, with dtypes."""
-    try:
-        from torch._C._distributed_c10d import _dump_fr_trace  # type: ignore[attr-defined]
-
-        recorded: list[dict[str, Any]] = pickle.loads(_dump_fr_trace(includeStackTraces=False))["entries"]
-    except (ImportError, RuntimeError, KeyError, TypeError):
-        return []
-    return recorded
+    return [
+        SentMessage(collective.name, DTYPES[dtype], math.prod(shape))
+        for collective in collectives
+        if collective.entry > after
+        for shape, dtype in zip(collective.shapes, collective.dtypes, strict=False)
+        if dtype in DTYPES
+    ]
 
 
 def faults(sent: Sequence[SentMessage], promised: tuple[torch.dtype, torch.dtype], elements: int) -> list[str]:

@@ -21,6 +21,7 @@ from common.errors import InputError
 
 PREFIX = "translate English to German: "
 VALIDATION = 20  # every 20th pair is kept for validation
+TRANSLATED = 32  # pairs for BLEU
 
 Pair = tuple[str, str]
 
@@ -105,13 +106,11 @@ def load_pairs(data: Path | None, tokenizer: object, length: int) -> tuple[Pairs
     return Pairs(kept or pairs, tokenizer, length), Pairs(held_out, tokenizer, length)
 
 
-def bleu(model: Any, tokenizer: Any, pairs: Pairs, count: int = 32) -> float:
-    """sacrebleu's BLEU (0 to 100; Post 2018) of greedy translations of the first `count` validation pairs."""
-    try:
-        import sacrebleu
-    except ImportError as error:
-        raise InputError("BLEU needs sacrebleu: pip install sacrebleu") from error
-    chosen = range(min(count, len(pairs)))
+def bleu(model: Any, tokenizer: Any, pairs: Pairs) -> float:
+    """sacrebleu's BLEU (0 to 100; Post 2018) of greedy translations of the first validation pairs."""
+    import sacrebleu  # here: arguments.py has looked for it where --bleu was given
+
+    chosen = range(min(TRANSLATED, len(pairs)))
     batch = torch.stack([pairs[i]["input_ids"] for i in chosen])
     mask = torch.stack([pairs[i]["attention_mask"] for i in chosen])
     device = next(model.parameters()).device

@@ -208,39 +208,22 @@ def glue_metrics(task: GlueTask, outputs: np.ndarray, labels: np.ndarray) -> dic
     if task.is_regression and (np.ptp(labels) == 0 or np.ptp(predictions) == 0):
         metrics = dict.fromkeys(task.metrics, 0.0)  # no correlation: a model that learns nothing scores nothing
     else:
-        metrics = {name: _METRICS[name](labels, predictions) for name in task.metrics}
+        metrics = {name: _metric(name, labels, predictions) for name in task.metrics}
     if task.is_regression:
         metrics["corr"] = sum(metrics.values()) / 2  # the GLUE leaderboard ranks STS-B by this number
     return metrics
 
 
-def _accuracy(labels: np.ndarray, predictions: np.ndarray) -> float:
-    """Without scikit-learn, which takes a second to import: most tasks have no other metric."""
-    return float((labels == predictions).mean())
+def _metric(name: str, labels: np.ndarray, predictions: np.ndarray) -> float:
+    if name == "acc":  # most tasks have no other, and the libraries of the others take a second to import
+        return float((labels == predictions).mean())
+    from scipy import stats
+    from sklearn import metrics
 
-
-def _f1(labels: np.ndarray, predictions: np.ndarray) -> float:
-    from sklearn.metrics import f1_score
-
-    return float(f1_score(labels, predictions))
-
-
-def _mcc(labels: np.ndarray, predictions: np.ndarray) -> float:
-    from sklearn.metrics import matthews_corrcoef
-
-    return float(matthews_corrcoef(labels, predictions))
-
-
-def _pearson(labels: np.ndarray, predictions: np.ndarray) -> float:
-    from scipy.stats import pearsonr
-
-    return float(pearsonr(labels, predictions).statistic)
-
-
-def _spearman(labels: np.ndarray, predictions: np.ndarray) -> float:
-    from scipy.stats import spearmanr
-
-    return float(spearmanr(labels, predictions).statistic)
-
-
-_METRICS = {"acc": _accuracy, "f1": _f1, "mcc": _mcc, "pearson": _pearson, "spearmanr": _spearman}
+    found = {
+        "f1": lambda: metrics.f1_score(labels, predictions),
+        "mcc": lambda: metrics.matthews_corrcoef(labels, predictions),
+        "pearson": lambda: stats.pearsonr(labels, predictions).statistic,
+        "spearmanr": lambda: stats.spearmanr(labels, predictions).statistic,
+    }
+    return float(found[name]())

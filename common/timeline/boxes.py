@@ -88,8 +88,10 @@ class Timeline:
         return f"the clocks of two ranks differ by at most {self.clock_error * 1e3:.3f} ms"
 
 
-def only_step(timeline: Timeline, number: int) -> Timeline:
-    """Return one step of a timeline, which begins at 0."""
+def shortest_step(timeline: Timeline) -> Timeline:
+    """Return the step that took the least time, which was disturbed least, as a timeline that begins at 0."""
+    numbers = {step.number for step in timeline.steps}
+    number = min(numbers, key=lambda number: max(s.end - s.start for s in timeline.steps if s.number == number))
     steps = [step for step in timeline.steps if step.number == number]
     start, end = min(step.start for step in steps), max(step.end for step in steps)
     limits = {step.rank: (step.start, step.end) for step in steps}
@@ -103,12 +105,6 @@ def only_step(timeline: Timeline, number: int) -> Timeline:
         if limits[box.rank][0] <= box.start < limits[box.rank][1]
     ]
     return replace(timeline, steps=tuple(moved(step) for step in steps), boxes=tuple(boxes))
-
-
-def shortest_step(timeline: Timeline) -> int:
-    """Return the number of the step that took the least time: it was disturbed least."""
-    numbers = {step.number for step in timeline.steps}
-    return min(numbers, key=lambda number: max(s.end - s.start for s in timeline.steps if s.number == number))
 
 
 def lanes(boxes: list[Box]) -> list[list[Box]]:

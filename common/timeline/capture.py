@@ -4,6 +4,7 @@ Nothing happens in other steps. In the chosen ones torch.profiler runs; it makes
 """
 
 import contextlib
+import gc
 import os
 import tempfile
 import time
@@ -15,11 +16,24 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from common.timeline.collector import collector_off
 from common.timeline.profile_events import MARK, Mark, numbered, read_profile
 from common.timeline.spans import Span
 from common.timeline.waiting import Blocked, Message, blocked, own_code
 from common.workers.collectives import recorded
+
+
+@contextlib.contextmanager
+def collector_off() -> Iterator[None]:
+    """Keep the collector from running. With torch loaded, each of its passes walks a million objects: reading a trace
+    of 11,000 events takes 0.26 s with it and 0.06 s without."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
 
 SKIPPED = 2  # steps at the beginning: they warm up the caches, so their times are not typical
 MARKS = 5  # on each side of the steps, of which the most exact counts

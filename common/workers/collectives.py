@@ -11,12 +11,17 @@ import pickle
 import threading
 import time
 from bisect import bisect_right
+from collections import Counter
 from dataclasses import dataclass
 
 import torch.distributed as dist
 
+from common.workers.rows import Calls
+
 BUFFER = 4000
-ITERATIONS = 1000  # whose counts are kept
+ITERATIONS = 1000  # whose calls are kept
+# In these, every rank passes tensors of the same shape; in the others, only some ranks pass tensors.
+SAME_SHAPES = ("all_reduce", "all_gather", "broadcast", "reduce", "all_to_all")
 
 
 def turn_on_recorder() -> None:
@@ -37,6 +42,7 @@ class Collective:
     group: str = ""  # the process group, and which of its calls this is: the same on all ranks of the group
     sequence: int = 0
     messages_before: int = 0  # entries that are left out
+    dtypes: tuple = ()  # of this rank's input tensors, such as Float
 
     @property
     def entry(self) -> int:
@@ -47,6 +53,11 @@ class Collective:
     def tensors(self) -> str:
         """Their shapes in words, such as (16x4)."""
         return "(" + ", ".join("x".join(map(str, shape)) or "a number" for shape in self.shapes) + ")"
+
+    @property
+    def signature(self) -> str:
+        """What must agree between ranks: the collective and, where all pass the same shapes, these."""
+        return f"{self.name} {self.tensors}" if self.name in SAME_SHAPES else self.name
 
     def __str__(self) -> str:
         return f"{self.name} #{self.number + 1} {self.tensors}"
@@ -89,11 +100,12 @@ class CollectiveLog:
 
     def __init__(self) -> None:
         self.begun: list[int] = []  # when each iteration began, in the system's time
-        self.total: dict[str, int] = {}  # since the process group was created, whatever was forgotten
-        self.of_iteration: dict[int, dict[str, int]] = {}  # iteration, from 1 -> name -> count; 0: before the first
+        self.total: Counter[str] = Counter()  # since the process group was created, whatever was forgotten
+        self._of_iteration: dict[int, list[str]] = {}  # iteration, from 1 -> its calls; 0: before the first
+        self._first = 0  # the first iteration whose calls are all known
         self._lock = threading.Lock()  # the watchdog reads while the main thread waits
-        self._count: dict[str, int] = {}
-        self._bytes: dict[str, int] = {}
+        self._count: Counter[str] = Counter()
+        self._bytes: Counter[str] = Counter()
         self._last = -1
         self._iterations_until_full = 0
         self._iterations = 0
@@ -110,21 +122,35 @@ class CollectiveLog:
         """Add the entries since the last call; return their number, with those that are left out."""
         with self._lock:
             before = self._last
-            fresh = [entry for entry in (recorded() if entries is None else entries) if entry.entry > before]
+            entries = recorded() if entries is None else entries
+            fresh = [entry for entry in entries if entry.entry > before]
+            if fresh and fresh[0].number > 0 and len(fresh) == len(entries):  # the recorder has overwritten some
+                self._first = self.iteration_at(fresh[0].created_ns) + 1
             for entry in fresh:
-                self._count[entry.name] = self._count.get(entry.name, 0) + 1
-                self._bytes[entry.name] = self._bytes.get(entry.name, 0) + entry.bytes
-                self.total[entry.name] = self.total.get(entry.name, 0) + 1
-                cell = self.of_iteration.setdefault(self.iteration_at(entry.created_ns), {})
-                cell[entry.name] = cell.get(entry.name, 0) + 1
+                self._count[entry.name] += 1
+                self._bytes[entry.name] += entry.bytes
+                self.total[entry.name] += 1
+                self._of_iteration.setdefault(self.iteration_at(entry.created_ns), []).append(entry.signature)
                 self._last = entry.entry
-            for old in sorted(self.of_iteration)[:-ITERATIONS]:
-                del self.of_iteration[old]
+            self._first = max(self._first, len(self.begun) + 1 - ITERATIONS)
+            for old in [iteration for iteration in self._of_iteration if iteration < self._first]:
+                del self._of_iteration[old]
             return self._last - before
+
+    def calls(self) -> Calls:
+        """Return what other ranks need to compare their calls with those of this one."""
+        with self._lock:
+            changes: dict[int, list[str]] = {}
+            before: list[str] | None = None
+            for iteration in range(self._first, len(self.begun) + 1):
+                made = self._of_iteration.get(iteration, [])
+                if made != before:
+                    changes[iteration] = before = made
+            return Calls(dict(self.total), self._first, len(self.begun), changes)
 
     def forget(self) -> None:
         """Forget earlier entries and start to count."""
-        self._count, self._bytes = {}, {}
+        self._count, self._bytes = Counter(), Counter()
 
     def drain_before_it_overflows(self) -> None:
         """Call this after every iteration. It reads the recorder only before its buffer overflows: that is slow."""
@@ -147,11 +173,11 @@ def _collective(entry: dict, messages_before: int = 0) -> Collective:
     name = entry["profiling_name"].split(":")[-1].split(" ")[0]
     name = {"allreduce": "all_reduce", "allgather": "all_gather", "all_reduce_barrier": "barrier"}.get(name, name)
     shapes = tuple(tuple(shape) for shape in entry.get("input_sizes", ()))
-    dtypes = [dtype.removeprefix("torch.") for dtype in entry.get("input_dtypes", ())]
+    dtypes = tuple(dtype.removeprefix("torch.") for dtype in entry.get("input_dtypes", ()))
     sizes = [math.prod(shape) * _BYTES.get(dtype, 1) for shape, dtype in zip(shapes, dtypes, strict=False)]
     # Gloo marks an entry as retired when it is complete. NCCL only does so later, in a thread of its own.
     on_nccl = entry["profiling_name"].startswith("nccl:")
     pending = entry["state"] != "completed" if on_nccl else not entry.get("retired", True)
     created, number = entry.get("time_created_ns") or 0, entry["record_id"] - messages_before
     group, sequence = str(entry.get("process_group", [""])[0]), entry.get("collective_seq_id") or 0
-    return Collective(number, name, sum(sizes), shapes, created, pending, group, sequence, messages_before)
+    return Collective(number, name, sum(sizes), shapes, created, pending, group, sequence, messages_before, dtypes)

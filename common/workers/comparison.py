@@ -1,10 +1,7 @@
 """Concludes from the rows of all ranks: which rank left a collective out, called another one, or has died.
 
-Two comparisons, because collectives are matched by their order alone:
-    [1] call by call: the first call in which the ranks differ. It shows another collective, or another shape.
-    [2] iteration by iteration: the first iteration in which the ranks made different numbers of calls. It shows a call
-        that was left out although all calls look alike. The missing one is noticed only at the end, when a rank waits
-        alone.
+Collectives are matched by their order alone. So the ranks' calls are compared in order, iteration by iteration. If all
+calls look alike, a missing one shows only when its iteration is over: another call has taken its place until then.
 """
 
 from collections import Counter
@@ -23,8 +20,7 @@ def is_deadlock(rows: Sequence[Row]) -> bool:
     waiting = [row for row in rows if row.state == WAITS]
     if not waiting or len(waiting) + sum(row.state == FINISHED for row in rows) < len(rows):
         return False
-    calls = {(row.number, row.calls.at(row.number) if row.number is not None else row.rank) for row in waiting}
-    return len(waiting) < len(rows) or len(calls) > 1
+    return len(waiting) < len(rows) or len({row.collective or f"of rank {row.rank}" for row in waiting}) > 1
 
 
 def conclude(rows: Sequence[Row]) -> str:
@@ -50,13 +46,12 @@ def _died(rows: Sequence[Row]) -> list[str]:
 def _waited_for(rows: Sequence[Row]) -> list[str]:
     late = [row for row in rows if row.state in _WAITED_FOR]
     waiting = [row.rank for row in rows if row.state == WAITS]
-    if late and waiting:
-        where = [f"rank {row.rank} {row.state}" + (f" at {row.place}" if row.place else "") for row in late]
-        return [
-            f"{names(waiting)} {_verb(waiting, 'wait')} for {names([row.rank for row in late])}: {', '.join(where)}"
-        ]
     if late:
-        return [", ".join(f"rank {row.rank} {row.state}" + (f" at {row.place}" if row.place else "") for row in late)]
+        where = ", ".join(f"rank {row.rank} {row.state}" + (f" at {row.place}" if row.place else "") for row in late)
+        if not waiting:
+            return [where]
+        verb = "waits" if len(waiting) == 1 else "wait"
+        return [f"{names(waiting)} {verb} for {names([row.rank for row in late])}: {where}"]
     if done := [row.rank for row in rows if row.state == FINISHED]:
         return [f"{names(done)} {'has' if len(done) == 1 else 'have'} finished"]
     if len(waiting) == len(rows):
@@ -65,106 +60,72 @@ def _waited_for(rows: Sequence[Row]) -> list[str]:
 
 
 def _difference(rows: Sequence[Row]) -> list[str]:
-    """The first difference between the ranks' calls, and their counts; nothing if each has made the same so far."""
-    calls = {row.rank: row.calls for row in rows if row.calls.sequence or row.state == FINISHED}
+    """The first difference between the ranks' calls; nothing if each has made the same so far."""
+    finished = [row.rank for row in rows if row.state == FINISHED]
+    calls = {row.rank: row.calls for row in rows if row.calls.total or row.rank in finished}
     if len(calls) < 2:
         return []
-    finished = [row.rank for row in rows if row.state == FINISHED]
-    sentence = _first_different_call(calls) or _first_different_iteration(calls, finished)
-    return [sentence] if sentence else []
+    first, last = max(one.first for one in calls.values()), max(one.last for one in calls.values())
+    for iteration in range(first, last + 1):
+        # A rank that is still in this iteration may yet make the rest.
+        is_over = {rank: rank in finished or one.last > iteration for rank, one in calls.items()}
+        for nth in range(max(len(one.of(iteration)) for one in calls.values())):
+            here = {rank: one.at(iteration, nth) for rank, one in calls.items()}
+            here = {rank: call for rank, call in here.items() if call or is_over[rank]}
+            if len(set(here.values())) > 1:
+                return [_describe(calls, here, iteration, nth)]
+    return []
 
 
-def _first_different_call(calls: Mapping[int, Calls]) -> str:
-    start = max(one.first for one in calls.values())
-    for number in range(start, max(one.end for one in calls.values())):
-        here = {rank: one.at(number) for rank, one in calls.items() if one.at(number)}
-        if len(set(here.values())) > 1:
-            return _describe(calls, here, number)
-    return ""
-
-
-def _describe(calls: Mapping[int, Calls], here: Mapping[int, str], number: int) -> str:
-    expected = _expected(calls, here, number)
-    odd = [rank for rank, call in here.items() if call != expected]
-    others = [rank for rank in here if rank not in odd]
-    if not expected:
-        each = ", ".join(f"rank {rank} called {call}" for rank, call in here.items())
-        iteration, nth = calls[next(iter(here))].iteration_of(number)
+def _describe(calls: Mapping[int, Calls], here: Mapping[int, str], iteration: int, nth: int) -> str:
+    """Return a sentence about the first call in which ranks differ. here: what each called, "" for no call."""
+    expected = _expected(calls, here, iteration, nth)
+    if expected is None:
+        each = ", ".join(f"rank {rank} called {call or 'nothing'}" for rank, call in here.items())
         must = "all ranks must call the same collectives in the same order"
         return f"{each}{_when(iteration)}, call {nth + 1}: {must}"
-    right, mine = calls[others[0]], calls[odd[0]]
-    iteration, nth = right.iteration_of(number)
-    before = _same_call_before(right, number + 1)
-    if here[odd[0]] in (right.at(number + 1), before) and len({here[rank] for rank in odd}) == 1:
-        return f"{names(odd)} left out {expected}{_when(iteration)}{_totals(calls, odd, others, expected)}"
-    if mine.at(number + 1) == expected:
-        return f"{names(odd)} called one more: {here[odd[0]]}{_when(iteration)}{_totals(calls, odd, others, expected)}"
-    called = ", ".join(f"rank {rank} called {here[rank]}" for rank in odd)
-    theirs = _the_others(others, here)
-    return f"{called} where {theirs} called {expected}{_when(iteration)} (call {nth + 1} of that iteration)"
+    odd = [rank for rank, call in here.items() if call != expected]
+    others = [rank for rank in here if rank not in odd]
+    mine, theirs, called = calls[odd[0]], calls[others[0]], here[odd[0]]
+    is_one = len({here[rank] for rank in odd}) == 1  # have all odd ones called the same?
+    totals = _totals(calls, odd, others, expected or called)
+    if is_one and len({*mine.of(iteration), *theirs.of(iteration)}) == 1:  # all look alike: which one is it?
+        difference = len(mine.of(iteration)) - len(theirs.of(iteration))
+        what = f"left {_number(-difference)} out" if difference < 0 else f"made {_number(difference)} too many"
+        who = f"{totals}: {'it' if len(odd) == 1 else 'they'}" if totals else names(odd)
+        return f"{who} {what}{_when(iteration)}"
+    totals = totals and f": {totals}"
+    next_call = (theirs.at(iteration, nth + 1), theirs.at(iteration - 1, nth + 1) if iteration > 1 else "")
+    if is_one and (not called or called in next_call):
+        return f"{names(odd)} left out {expected}{_when(iteration)}{totals}"
+    if is_one and (not expected or mine.at(iteration, nth + 1) == expected):
+        return f"{names(odd)} called one more: {called}{_when(iteration)}{totals}"
+    different = ", ".join(f"rank {rank} called {here[rank] or 'nothing'}" for rank in odd)
+    the_others = "the others" if len(others) > 1 or len(here) > 2 else names(others)
+    return f"{different} where {the_others} called {expected}{_when(iteration)} (call {nth + 1} of that iteration)"
 
 
-def _expected(calls: Mapping[int, Calls], here: Mapping[int, str], number: int) -> str:
-    """Return what most ranks called; without a majority, what one called here in an earlier iteration; or ""."""
+def _expected(calls: Mapping[int, Calls], here: Mapping[int, str], iteration: int, nth: int) -> str | None:
+    """Return what most ranks called; without a majority, what one called here in the iteration before; or None."""
     counted = Counter(here.values()).most_common()
     if counted[0][1] > counted[1][1]:
         return counted[0][0]
-    as_before = {call for rank, call in here.items() if _same_call_before(calls[rank], number) == call}
-    return as_before.pop() if len(as_before) == 1 else ""
-
-
-def _same_call_before(one: Calls, number: int) -> str:
-    """Return the call at the same point of the iteration before, "" if there is none."""
-    iteration, nth = one.iteration_of(number)
-    start = dict(one.starts).get(iteration - 1)
-    return one.at(start + nth) if start is not None and iteration > 1 else ""
-
-
-def _first_different_iteration(calls: Mapping[int, Calls], finished: Sequence[int]) -> str:
-    last = {rank: max(one.of_iteration, default=0) for rank, one in calls.items()}
-    shared = max(min(one.of_iteration, default=0) for one in calls.values())
-    for iteration in range(shared, max(last.values()) + 1):
-        cells = {rank: one.of_iteration.get(iteration, {}) for rank, one in calls.items()}
-        for name in sorted(set().union(*cells.values())):
-            counts = {rank: cell.get(name, 0) for rank, cell in cells.items()}
-            most = max(counts.values())
-            # A rank that is still in this iteration may yet make the rest.
-            is_over = {rank: rank in finished or last[rank] > iteration for rank in calls}
-            if any(count < most and is_over[rank] for rank, count in counts.items()):
-                return _unequal(calls, counts, name, iteration)
-    return ""
-
-
-def _unequal(calls: Mapping[int, Calls], counts: Mapping[int, int], name: str, iteration: int) -> str:
-    """Return a sentence about an iteration in which the ranks made different numbers of calls to one collective."""
-    usual = Counter(counts.values()).most_common()
-    if len(usual) > 1 and usual[0][1] == usual[1][1]:  # no majority: what is usual in the other iterations?
-        earlier = Counter(
-            cell.get(name, 0) for one in calls.values() for at, cell in one.of_iteration.items() if 0 < at != iteration
-        ).most_common()
-        usual = [pair for pair in earlier if pair[0] in counts.values()] or [(max(counts.values()), 1)]
-    odd = [rank for rank, count in counts.items() if count != usual[0][0]]
-    others = [rank for rank in counts if rank not in odd]
-    difference = counts[odd[0]] - usual[0][0]
-    what = f"left {_number(-difference)} out" if difference < 0 else f"made {_number(difference)} too many"
-    who = "it" if len(odd) == 1 else "they"
-    totals = _totals(calls, odd, others, name).removeprefix(": ")
-    return f"{totals or names(odd)}: {who} {what}{_when(iteration)}"
+    as_before = {call for rank, call in here.items() if iteration > 1 and calls[rank].at(iteration - 1, nth) == call}
+    if len(as_before) == 1:
+        return as_before.pop()
+    made = set(here.values()) - {""}
+    return made.pop() if len(made) == 1 else None
 
 
 def _totals(calls: Mapping[int, Calls], odd: Sequence[int], others: Sequence[int], name: str) -> str:
-    """ ": rank 1 has made 41 all_reduces, the others 42"; "" if the counts are equal."""
+    """ "rank 1 has made 41 all_reduces, the others 42"; "" if the counts are equal."""
     name = name.split()[0]
     mine, theirs = ({calls[rank].total.get(name, 0) for rank in ranks} for ranks in (odd, others))
     if mine == theirs or len(mine) > 1 or len(theirs) > 1:
         return ""
     verb = "has" if len(odd) == 1 else "have"
     the_others = "the others" if len(others) > 1 else names(others)
-    return f": {names(odd)} {verb} made {mine.pop()} {name}s, {the_others} {theirs.pop()}"
-
-
-def _the_others(others: Sequence[int], here: Mapping[int, str]) -> str:
-    return "the others" if len(others) > 1 or len(here) > 2 else names(others)
+    return f"{names(odd)} {verb} made {mine.pop()} {name}s, {the_others} {theirs.pop()}"
 
 
 def _when(iteration: int) -> str:
@@ -173,7 +134,3 @@ def _when(iteration: int) -> str:
 
 def _number(count: int) -> str:
     return "one" if count == 1 else str(count)
-
-
-def _verb(ranks: Sequence[int], verb: str) -> str:
-    return f"{verb}s" if len(ranks) == 1 else verb

@@ -1,30 +1,33 @@
-"""Lets the ranks' watchdogs tell each other what they see: a few keys in a store, besides the process group.
+"""Lets the ranks' watchdogs tell each other what they see: every rank has a connection to every other one.
 
-The store is that of the process group, on rank 0 (with torchrun: of its agent). Since rank 0 may be the rank that has
-died, rank 1 keeps a second one. Nobody asks the second one before the first is gone.
+A rank keeps what it hears. So nobody has to ask a rank that hangs or has died, and every rank sees at once when another
+one has ended: its connection closes. The connections are made when all ranks have just joined.
 """
 
 import contextlib
+import itertools
 import json
 import os
 import signal
 import socket
+import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TypeVar
 
 import torch.distributed as dist
 
 from common.config import RunConfig
-from common.workers.rows import DIED, SILENT, STOPPED, Row
+from common.workers.machine import own_address
+from common.workers.rows import DIED, FINISHED, SILENT, STOPPED, Row
 
 POLL_SECONDS = 0.05
-PREFIX = "cos598d"
-Answer = TypeVar("Answer")
+CONNECT_SECONDS = 30
+_NUMBERS = itertools.count()  # of exchanges in one group: a later one must not find the addresses of an earlier one
+SEND_SECONDS = 2  # a process that was stopped by Ctrl-Z takes nothing once its buffer is full
 
 
 @dataclass(frozen=True)
@@ -47,11 +50,11 @@ class Process:
     def is_here(self) -> bool:
         """Return whether it runs on this machine, so that its state can be read from /proc."""
         own = Process.own()
-        return (self.host, self.space) == (own.host, own.space)
+        return (self.host, self.space) == (own.host, own.space) and Path("/proc/self/stat").exists()
 
     def fate(self, rank: int) -> Row | None:
         """Return its row if it has died or is stopped; None while it runs, and if that cannot be known from here."""
-        if not self.is_here() or not Path("/proc/self/stat").exists():
+        if not self.is_here():
             return None
         try:
             fields = Path(f"/proc/{self.process}/stat").read_text().rpartition(")")[2].split()
@@ -63,189 +66,117 @@ class Process:
 
 
 class Exchange:
-    """The stores as one rank sees them. No method raises; what cannot be asked is not known."""
+    """The other ranks' watchdogs as one rank sees them. No method raises; what was not heard is not known.
+
+    gone: ranks that were connected and have left, or whose process has ended.
+    ports: those of the connections, so that their bytes can be told from those of the collectives.
+    """
 
     def __init__(self, config: RunConfig) -> None:
-        self._rank, self._world_size = config.rank, config.world_size
+        self._rank = config.rank
+        self._others = set(range(config.world_size)) - {config.rank}
         self._processes: dict[int, Process] = {}
-        self._address = ""  # of the second store
-        self._main = _innermost_store() if config.world_size > 1 else None
-        self._second: dist.Store | None = None
-        self._line = _line_to(self._main)
-        if self._main is not None:
-            self._set(self._main, f"process/{self._rank}", json.dumps(asdict(Process.own())))
-            if self._rank == 1:
-                self._keep_second_store(config.master_ip)
-            self._get_to_know()
+        self._connections: dict[int, socket.socket] = {}
+        self._values: dict[str, str] = {}
+        self._sending = threading.Lock()
+        self.gone: set[int] = set()
+        self.ports: list[int] = []
+        if self._others:
+            with contextlib.suppress(OSError, RuntimeError, ValueError):
+                self._connect(config.master_ip)
 
-    @property
-    def ports(self) -> list[int]:
-        """The stores' own ports."""
-        return [store.port for store in (self._main, self._second) if isinstance(store, dist.TCPStore)]
-
-    def main_is_gone(self) -> bool:
-        """Return whether rank 0 has closed its end of a connection that only waits for this."""
-        if self._line is not None:
-            with contextlib.suppress(BlockingIOError):
-                try:
-                    gone = self._line.recv(1, socket.MSG_PEEK) == b""
-                except ConnectionError:
-                    gone = True
-                if gone:
-                    self._line.close()
-                    self._line, self._main = None, None
-        return self._main is None
-
-    def set(self, key: str, value: str, is_last: bool = False) -> None:
-        """Write to the first available store.
-
-        Write a rank's last message to both stores, because rank 0 may be about to exit.
-        """
-        stores = [None if self.main_is_gone() else self._main]
-        if stores[0] is None or is_last:
-            stores.append(self._second_store())
-        for store in stores:
-            if store is not None:
-                self._set(store, key, value)
+    def set(self, key: str, value: str) -> None:
+        """Tell all ranks; each replaces what it has heard under this key."""
+        self._values[key] = value
+        line = json.dumps([key, value]).encode() + b"\n"
+        with self._sending:
+            for connection in self._connections.values():
+                with contextlib.suppress(OSError):
+                    connection.sendall(line)
 
     def get(self, key: str) -> str:
-        """Return the value of a key, "" if it is not set."""
-        store = self._second_store() if self.main_is_gone() else self._main
-        if store is not None:
-            with contextlib.suppress(RuntimeError):
-                if store.check([f"{PREFIX}/{key}"]):
-                    return store.get(f"{PREFIX}/{key}").decode()
-        return ""
+        """Return the last value of a key, "" if there is none."""
+        return self._values.get(key, "")
 
-    def count(self, key: str, more: int = 1) -> int:
-        """Add to a number and return it; 0 if there is no store."""
-        store = self._second_store() if self.main_is_gone() else self._main
-        if store is not None:
-            with contextlib.suppress(RuntimeError):
-                return store.add(f"{PREFIX}/{key}", more)
-        return 0
+    def close(self) -> None:
+        """Say that this rank has left; what it said before arrives first."""
+        for connection in self._connections.values():
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def lost(self) -> list[int]:
+        """Return the ranks that have left, and not because they have finished."""
+        last = {rank: self.get(f"end/{rank}") for rank in sorted(self.gone)}
+        return [rank for rank, text in last.items() if not text or Row.from_json(text).state != FINISHED]
+
+    def wait_for_end(self, ranks: Iterable[int], seconds: float) -> None:
+        """Return when these ranks have left, or after `seconds`."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and (self._connections.keys() & set(ranks)) - self.gone:
+            time.sleep(POLL_SECONDS)
 
     def collect(self, seconds: float) -> list[Row]:
-        """Return one row per rank, as soon as every rank has written one, has died, or is late."""
+        """Return one row per rank, as soon as every rank has sent one, has died, or is late."""
         deadline = time.monotonic() + seconds
         rows: dict[int, Row] = {}
-        while True:
-            for rank in set(range(self._world_size)) - rows.keys():
-                fate = self._processes[rank].fate(rank) if rank in self._processes else None
-                # In this order: a rank may write its row and end in between.
-                if text := self.get(f"end/{rank}"):
-                    rows[rank] = Row.from_json(text)
-                elif fate is not None:
-                    rows[rank] = fate
-            if len(rows) == self._world_size or time.monotonic() > deadline:
-                break
+        everyone = {self._rank, *self._others}
+        while everyone - rows.keys() and time.monotonic() < deadline:
+            for rank in everyone - rows.keys():
+                if row := self._row(rank):
+                    rows[rank] = row
             time.sleep(POLL_SECONDS)
-        for rank in set(range(self._world_size)) - rows.keys():
+        for rank in everyone - rows.keys():
             where = f"{self._processes[rank]}: " if rank in self._processes else ""
             rows[rank] = Row(rank, SILENT, note=f"{where}no answer within {seconds:g} s")
         return [rows[rank] for rank in sorted(rows)]
 
-    def _set(self, store: dist.Store, key: str, value: str) -> None:
-        with contextlib.suppress(RuntimeError):
-            store.set(f"{PREFIX}/{key}", value)
+    def _row(self, rank: int) -> Row | None:
+        is_gone = rank in self.gone  # before looking for its last words, which arrive before the connection closes
+        if text := self.get(f"end/{rank}"):
+            return Row.from_json(text)
+        process = self._processes.get(rank)
+        if is_gone and process and not process.is_here():
+            return Row(rank, DIED, note=f"{process}; see its own output")
+        return process.fate(rank) if process else None
 
-    def _get_to_know(self) -> None:
-        """Read where every rank runs: later the store may be gone. All have just joined, so nobody waits for long."""
-        assert self._main is not None
-        with contextlib.suppress(RuntimeError):
-            keys = [*(f"process/{rank}" for rank in range(self._world_size)), "second"]
-            self._main.wait([f"{PREFIX}/{key}" for key in keys], timedelta(seconds=30))
-        for rank in range(self._world_size):
-            if text := self.get(f"process/{rank}"):
-                self._processes[rank] = Process(**json.loads(text))
-        self._address = self.get("second")
+    def _connect(self, master_ip: str) -> None:
+        """Connect to every lower rank, and let every higher one connect to this."""
+        store = dist.PrefixStore(f"watchdog {next(_NUMBERS)}", dist.distributed_c10d._get_default_store())
+        with socket.create_server((own_address(master_ip), 0), backlog=len(self._others)) as server:
+            place = {"address": server.getsockname(), "process": asdict(Process.own())}
+            store.set(str(self._rank), json.dumps(place))
+            self.ports.append(server.getsockname()[1])
+            store.wait([str(rank) for rank in self._others], timedelta(seconds=CONNECT_SECONDS))
+            for rank in sorted(self._others):
+                place = json.loads(store.get(str(rank)))
+                self._processes[rank] = Process(**place["process"])
+                if rank < self._rank:
+                    address, port = place["address"]
+                    self.ports.append(port)
+                    connection = socket.create_connection((address, port), timeout=CONNECT_SECONDS)
+                    connection.sendall(self._rank.to_bytes(4, "big"))
+                    self._add(rank, connection)
+            server.settimeout(CONNECT_SECONDS)
+            while self._others - self._connections.keys():
+                connection, _ = server.accept()
+                connection.settimeout(CONNECT_SECONDS)
+                rank = int.from_bytes(connection.recv(4, socket.MSG_WAITALL), "big")
+                if rank in self._others - self._connections.keys():  # and not another program
+                    self._add(rank, connection)
 
-    def _keep_second_store(self, master_ip: str) -> None:
-        address = ""
-        with contextlib.suppress(RuntimeError, OSError):
-            address = own_address(master_ip)
-            self._second = dist.TCPStore(address, 0, is_master=True, wait_for_workers=False)
-        port = self._second.port if isinstance(self._second, dist.TCPStore) else 0
-        self.set("second", f"{address} {port}" if port else "none")
+    def _add(self, rank: int, connection: socket.socket) -> None:
+        connection.settimeout(None)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_SECONDS, 0))
+        self._connections[rank] = connection
+        threading.Thread(target=self._listen, args=(rank, connection), daemon=True, name=f"hears rank {rank}").start()
 
-    def _second_store(self) -> dist.Store | None:
-        if self._second is None and " " in self._address:
-            (address, port), self._address = self._address.split(), ""
-            with contextlib.suppress(OSError):
-                socket.create_connection((address, int(port)), timeout=2).close()  # TCPStore complains at length
-                self._second = _within(2, lambda: connect_store(address, int(port)))
-        return self._second
-
-
-def who_joined(address: str, port: int, rank: int) -> Process | None:
-    """Return which process has this rank in the run that listens there; None if no run of this course does."""
-
-    def ask() -> Process | None:
-        store, key = connect_store(address, port), f"{PREFIX}/process/{rank}"
-        return Process(**json.loads(store.get(key))) if store.check([key]) else None
-
-    with _silence():  # torch complains at length about a port where no store is
-        return _within(3, ask)
-
-
-def connect_store(address: str, port: int) -> dist.TCPStore:
-    return dist.TCPStore(address, port, is_master=False, timeout=timedelta(seconds=2))
-
-
-def _within(seconds: float, ask: Callable[[], Answer]) -> Answer | None:
-    """Return the result of `ask`, or None after `seconds`: TCPStore waits without a limit for a stopped process."""
-    answers: list[Answer] = []
-
-    def work() -> None:
-        with contextlib.suppress(RuntimeError, ValueError, TypeError):
-            answers.append(ask())
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    return answers[0] if answers else None
-
-
-@contextlib.contextmanager
-def _silence() -> Iterator[None]:
-    kept = os.dup(2)
-    try:
-        with open(os.devnull, "wb") as nowhere:
-            os.dup2(nowhere.fileno(), 2)
-        yield
-    finally:
-        os.dup2(kept, 2)
-        os.close(kept)
-
-
-def _innermost_store() -> dist.Store | None:
-    """A connection of our own to the group's store: the group's belongs to the main thread, which may hang."""
-    with contextlib.suppress(RuntimeError):
-        store = dist.distributed_c10d._get_default_store()
-        while hasattr(store, "underlying_store"):
-            store = store.underlying_store
-        return store.clone() if hasattr(store, "clone") else None
-    return None
-
-
-def _line_to(store: dist.Store | None) -> socket.socket | None:
-    """Return a connection that carries nothing: when it closes, rank 0 has ended.
-
-    Asking a store that is gone would print pages of warnings.
-    """
-    if isinstance(store, dist.TCPStore):
+    def _listen(self, rank: int, connection: socket.socket) -> None:
         with contextlib.suppress(OSError):
-            line = socket.create_connection((store.host, store.port), timeout=5)
-            line.setblocking(False)
-            return line
-    return None
-
-
-def own_address(address: str) -> str:
-    """Return this machine's own address on the way to `address`."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((address, 9))  # a datagram socket: this asks the routing table and sends nothing
-        return probe.getsockname()[0]
+            for line in connection.makefile("rb"):
+                with contextlib.suppress(ValueError):  # half a line: the rank was stopped in the middle of it
+                    key, value = json.loads(line)
+                    self._values[key] = value
+        self.gone.add(rank)
 
 
 def _how(status: int) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from common.errors import InputError
 from common.flags import or_default
-from common.workers.gpus import device_and_backend, workers_on_machine
+from common.workers.machine import device_and_backend, workers_on_machine
 
 WORLD_SIZES = range(1, 65)
 PORT = 6585

@@ -14,17 +14,16 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-import psutil
 import torch
 import torch.distributed as dist
 
 from common.config import RunConfig
 from common.errors import InputError
 from common.workers.collectives import CollectiveLog, turn_on_recorder
-from common.workers.exchange import own_address
+from common.workers.machine import interfaces, own_address
 from common.workers.pulse import Pulse
 from common.workers.roll_call import call_the_roll
-from common.workers.watchdog import Deadline, Watchdog
+from common.workers.watchdog import Watchdog, deadline
 
 
 @dataclass(frozen=True)
@@ -77,7 +76,7 @@ def process_group(config: RunConfig, join: Callable[[RunConfig], None] | None = 
     share_cores(config)
     choose_interface(config.master_ip)
     call_the_roll(config)
-    with Deadline(config.join_seconds, f"rank {config.rank}: init_process_group did not return"):
+    with deadline(config.join_seconds, f"rank {config.rank}: init_process_group did not return"):
         _join(config, join)
     watchdog = Watchdog(config, worker.pulse, worker.collectives)
     try:
@@ -124,13 +123,8 @@ def choose_interface(master_ip: str) -> None:
 
 def interface_towards(address: str) -> str | None:
     """Return the name of this machine's interface for packets to `address`; None if the system does not say."""
-    try:
-        own = own_address(address)
-    except OSError:
-        return None
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(entry.address == own for entry in addresses):
-            return name
+    with contextlib.suppress(OSError):
+        return interfaces().get(own_address(address))
     return None
 
 

@@ -38,11 +38,6 @@ class Pulse:
         self.last = time.monotonic()
         self.rests = False
 
-    @property
-    def age(self) -> float:
-        """Seconds since the last sign of life."""
-        return time.monotonic() - self.last
-
 
 class Silence:
     """For how long a pulse has not beaten, as far as the watchdog's thread has seen it.

@@ -17,10 +17,12 @@ from io import TextIOWrapper
 
 from common.config import RunConfig
 from common.errors import InputError
-from common.workers.exchange import Process, who_joined
+from common.workers.exchange import Process
 from common.workers.rows import RANK_0_LEFT, RANK_0_SAYS
 
-GREETING_SECONDS = 2.0  # rank 0 greets at once; a store of a run that has begun never does
+GREETING_SECONDS = 2.0  # rank 0 greets at once; a run that has begun never does
+ANSWER_SECONDS = 10.0  # how much longer than --join_seconds another rank waits for rank 0's answer
+IN_USE = "a run that has begun, or another program, uses this port"
 
 
 @dataclass(frozen=True)
@@ -146,30 +148,23 @@ def already_joined(rank: int, process: Process) -> str:
 
 
 def _listen(config: RunConfig) -> socket.socket:
+    place = (config.master_ip, config.master_port)
     try:
-        return socket.create_server((config.master_ip, config.master_port), backlog=config.world_size)
+        return socket.create_server(place, backlog=config.world_size)
     except OSError as error:
-        if error.errno == errno.EADDRINUSE and (taken := _whose_port(config)):
-            raise InputError(taken) from None
-        place = f"{config.master_ip}:{config.master_port}"
-        hint = "another program, or an earlier run, uses it: choose another --master_port"
+        answer = ""
+        if error.errno == errno.EADDRINUSE:
+            with contextlib.suppress(
+                OSError, ValueError, KeyError, TypeError
+            ):  # of a rank 0 that waits for its workers
+                with socket.create_connection(place, timeout=GREETING_SECONDS) as connection:
+                    answer = _announce(connection, config)
+        if answer:
+            raise InputError(answer) from None
+        hint = f"{IN_USE}: choose another --master_port"
         if "assign" in str(error):
             hint = "--master_ip must be an address of the machine on which rank 0 runs"
-        raise InputError(f"rank 0 cannot listen on {place} ({error.strerror or error}); {hint}") from None
-
-
-def _whose_port(config: RunConfig) -> str:
-    """Return what another rank 0 at this port says: it still waits for its workers, or its run has begun."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        with socket.create_connection((config.master_ip, config.master_port), timeout=GREETING_SECONDS) as connection:
-            return _announce(connection, config)
-    return _whose_run(config)
-
-
-def _whose_run(config: RunConfig) -> str:
-    """Return who has this rank in a run of this course that has begun at the port; "" if there is none."""
-    process = who_joined(config.master_ip, config.master_port, config.rank)
-    return f"{already_joined(config.rank, process)}, or another run with another --master_port" if process else ""
+        raise InputError(f"rank 0 cannot listen on {place[0]}:{place[1]} ({error.strerror or error}); {hint}") from None
 
 
 def _announce(connection: socket.socket, config: RunConfig) -> str:
@@ -178,11 +173,13 @@ def _announce(connection: socket.socket, config: RunConfig) -> str:
     with connection.makefile("rw", encoding="utf-8") as line:
         line.write(json.dumps({**who, "process": asdict(Process.own())}) + "\n")
         line.flush()
-        is_greeted = bool(select.select([connection], [], [], GREETING_SECONDS)[0])
-        if not is_greeted:  # the store of a run takes what it does not know, and says nothing
-            wrong = _whose_run(config)
-            if wrong or config.rank == 0:
-                return wrong
+        if config.rank and not select.select([connection], [], [], GREETING_SECONDS)[0]:
+            port = f"{config.master_ip}:{config.master_port}"
+            print(
+                f"rank {config.rank}: no answer from {port} yet; perhaps {IN_USE}; still waiting",
+                file=sys.stderr,
+                flush=True,
+            )
         answer = json.loads(line.readline(10_000))
         return (answer if "wrong" in answer else json.loads(line.readline(10_000)))["wrong"]
 
@@ -190,14 +187,17 @@ def _announce(connection: socket.socket, config: RunConfig) -> str:
 def _report_in(config: RunConfig, deadline: float) -> None:
     """On any other rank: connect to rank 0, announce this rank, wait for the answer."""
     with _connect(config, deadline) as connection:
-        # Rank 0 answers when all have connected, or after its own --join_seconds; this waits a little longer.
-        connection.settimeout(max(1.0, deadline - time.monotonic()) + 10)
+        # Rank 0 answers when all have connected, or after its own --join_seconds.
+        connection.settimeout(max(1.0, deadline - time.monotonic()) + ANSWER_SECONDS)
         try:
             wrong = _announce(connection, config)
+        except TimeoutError:
+            place = f"{config.master_ip}:{config.master_port}"
+            raise InputError(
+                f"rank {config.rank}: no answer from {place}; {IN_USE}: choose another --master_port"
+            ) from None
         except (OSError, ValueError, KeyError, TypeError):
-            wrong = _whose_run(config)
-            if not wrong:
-                raise InputError(f"rank {config.rank}: {RANK_0_LEFT}; see its output") from None
+            raise InputError(f"rank {config.rank}: {RANK_0_LEFT}; see its output") from None
     if wrong:
         raise InputError(wrong if "has already joined" in wrong else f"{RANK_0_SAYS} {wrong}")
 

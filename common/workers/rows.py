@@ -12,33 +12,25 @@ HEADER = "where each rank was:"  # the launcher finds the table by it
 # A rank that says one of these failed because rank 0 did; the launcher looks for the cause elsewhere.
 RANK_0_LEFT, RANK_0_SAYS = "rank 0 exited before all workers had connected", "rank 0 says:"
 
-# In these, every rank passes tensors of the same shape; in the others, only some ranks pass tensors.
-_SAME_SHAPES = ("all_reduce", "all_gather", "broadcast", "reduce", "all_to_all")
-
 
 @dataclass(frozen=True)
 class Calls:
     """The collectives that one rank has called, as far as another needs them to compare."""
 
     total: dict[str, int] = field(default_factory=dict)  # name -> calls since the group was created
-    of_iteration: dict[int, dict[str, int]] = field(default_factory=dict)  # the same for each of the last iterations
-    first: int = 0  # number of the first call in `sequence`
-    sequence: list[str] = field(default_factory=list)  # the last calls, such as "all_reduce (16x4)"
-    starts: list[tuple[int, int]] = field(default_factory=list)  # iteration, number of its first call
+    first: int = 0  # the first iteration that is known, from 1; 0: before the first
+    last: int = 0  # the iteration that has begun last
+    changes: dict[int, list[str]] = field(default_factory=dict)  # iteration -> its calls, see `of`
 
-    @property
-    def end(self) -> int:
-        return self.first + len(self.sequence)
+    def of(self, iteration: int) -> list[str]:
+        """Return the calls of an iteration, such as "all_reduce (16x4)". Most iterations are like the one before."""
+        known = [number for number in self.changes if number <= iteration]
+        return self.changes[max(known)] if known and iteration <= self.last else []
 
-    def at(self, number: int) -> str:
-        """Return the call with this number, "" if it is not known."""
-        return self.sequence[number - self.first] if self.first <= number < self.end else ""
-
-    def iteration_of(self, number: int) -> tuple[int, int]:
-        """Return the iteration of a call, and which call of the iteration it is, from 0."""
-        before = [(iteration, start) for iteration, start in self.starts if start <= number]
-        iteration, start = before[-1] if before else (0, self.first)
-        return iteration, number - start
+    def at(self, iteration: int, nth: int) -> str:
+        """Return one call of an iteration, counted from 0; "" if it has not been made."""
+        calls = self.of(iteration)
+        return calls[nth] if nth < len(calls) else ""
 
 
 @dataclass(frozen=True)
@@ -59,7 +51,7 @@ class Row:
     state: str  # one of the words above
     place: str = ""  # file:line
     call: str = ""  # the collective (or the thread's result) for which it waits; else the last collective
-    number: int | None = None  # of that collective; None: a send or recv, or nothing
+    collective: str = ""  # number and signature of that collective; "": a send or recv, or nothing
     iteration: int = 0  # from 1; 0: before the first
     phase: str = ""
     note: str = ""  # why it failed, or how it died
@@ -75,9 +67,8 @@ class Row:
     def from_json(cls, text: str) -> "Row":
         content = json.loads(text)
         calls = content.pop("calls")
-        cells = {int(iteration): counts for iteration, counts in calls.pop("of_iteration").items()}
-        starts = [(iteration, number) for iteration, number in calls.pop("starts")]
-        return cls(**content, calls=Calls(**calls, of_iteration=cells, starts=starts))
+        changes = {int(iteration): made for iteration, made in calls.pop("changes").items()}
+        return cls(**content, calls=Calls(**calls, changes=changes))
 
     def display(self) -> dict[str, str]:
         """The cells of the table."""
@@ -90,11 +81,6 @@ class Row:
     def display_all(self) -> list[dict[str, str]]:
         """The same, and below it the cells of its threads, for the report."""
         return [self.display(), *({"rank": "", "state": "", "where": text, "calls": ""} for text in self.threads)]
-
-
-def signature(name: str, tensors: str) -> str:
-    """Return what must agree between ranks: the collective and, where all pass the same shapes, these."""
-    return f"{name} {tensors}" if name in _SAME_SHAPES else name
 
 
 def table(rows: Iterable[Row]) -> list[str]:

@@ -17,7 +17,7 @@ from common.workers.rows import Row
 class Standstill:
     """One rank's part in the search. `look` is called at every tick of the watchdog, `row` only when all ranks sleep.
 
-    A rank whose main thread has slept since the last tick counts in the store how often it has looked. If all ranks
+    A rank whose main thread has slept since the last tick tells all ranks how often it has looked. If all ranks
     were asleep when one of them read the counts, and each has looked once more since, then all slept at that moment.
     """
 

@@ -2,15 +2,14 @@
 
 Each rank has a thread that looks twice a second. It costs next to nothing while the main thread computes. There is
 trouble if
-    - a connection to another rank was lost, or
+    - another rank has ended, without a word or by an error, or
     - all ranks wait or have finished, not all in the same collective, and no byte moves: nobody can continue, or
     - one rank has made no progress for --hang_seconds: on GPUs, where a thread that waits is not asleep, this ends a
       deadlock.
 A worker on its own is watched only while a step is due: nobody waits for it while it downloads, draws or is debugged.
 
-The rank that notices tells the others through the store. Then every rank writes its row there, the lowest rank prints
-them, and all exit. Without this, a forgotten collective ends after 30 minutes, in Gloo's own time-out, which does not
-say where.
+The rank that notices tells the others. Then every rank sends its row, the lowest rank prints them, and all exit.
+Without this, a forgotten collective ends after 30 minutes, in Gloo's own time-out, which does not say where.
 """
 
 import contextlib
@@ -19,6 +18,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from types import TracebackType
 
 from common.config import RunConfig
@@ -26,16 +26,7 @@ from common.paths import atomic_write
 from common.workers.collectives import CollectiveLog, recorded, uses_nccl
 from common.workers.comparison import conclude
 from common.workers.exchange import Exchange
-from common.workers.pulse import (
-    POINT_TO_POINT,
-    Pulse,
-    Silence,
-    Thread,
-    frames_of,
-    place,
-    torch_function,
-    which_compute,
-)
+from common.workers.pulse import POINT_TO_POINT, Pulse, Silence, Thread, frames_of, place, torch_function, which_compute
 from common.workers.rows import (
     COMPARING,
     COMPUTES,
@@ -44,10 +35,9 @@ from common.workers.rows import (
     IDLE,
     STOPPED_FILE,
     WAITS,
-    Calls,
     Explanation,
     Row,
-    signature,
+    names,
     table,
 )
 from common.workers.standstill import Standstill
@@ -64,23 +54,21 @@ def stop(code: int) -> None:
     os._exit(code)
 
 
-class Deadline:
-    """Ends the process with one line if the block takes longer than `seconds`."""
+@contextlib.contextmanager
+def deadline(seconds: float, message: str) -> Iterator[None]:
+    """End the process with one line if the block takes longer than `seconds`."""
 
-    def __init__(self, seconds: float, message: str):
-        self._timer = threading.Timer(seconds, self._end)
-        self._timer.daemon = True
-        self._message = f"{message} within {seconds:g} s (--join_seconds)"
-
-    def _end(self) -> None:
-        print(f"error: {self._message}", file=sys.stderr)
+    def end() -> None:
+        print(f"error: {message} within {seconds:g} s (--join_seconds)", file=sys.stderr)
         stop(2)
 
-    def __enter__(self) -> None:
-        self._timer.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._timer.cancel()
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 class Watchdog:
@@ -99,7 +87,7 @@ class Watchdog:
         self._has_finished = False
         self._comparing = threading.Lock()
         self._lost: TracebackType | None = None  # of the call in which contact was lost
-        self._ticks_without_store = 0
+        self._ticks_with_lost_ranks = 0
         rank, world_size = config.rank, config.world_size
         self._standstill = Standstill(self._exchange, self._main, rank, world_size, lambda: self._row(self._state()))
         if in_group:
@@ -107,8 +95,6 @@ class Watchdog:
         self._silence = Silence(pulse, not in_group, time.monotonic())
         self._thread = threading.Thread(target=self._watch, daemon=True, name="watchdog")
         self._thread.start()
-        if world_size > 1:  # without other ranks there is no store that could hang
-            threading.Thread(target=self._end_if_watch_hangs, daemon=True, name="last resort").start()
 
     @property
     def thread_ident(self) -> int | None:
@@ -117,17 +103,15 @@ class Watchdog:
     def close(self) -> None:
         self._closed.set()
         self._thread.join(timeout=5)
+        self._exchange.close()
 
     def leave_together(self) -> None:
-        """The store is on rank 0, which waits here until the others no longer need it."""
+        """The process group's store is on rank 0, which waits here until the others no longer need it."""
         self._has_finished = True
-        if self._config.rank:  # rank 0 can still be asked
-            self._exchange.set(f"end/{self._config.rank}", self._row(FINISHED).to_json(), is_last=True)
-        gone = self._exchange.count("left")
-        deadline = time.monotonic() + self._config.hang_seconds
-        while self._config.rank == 0 and 0 < gone < self._config.world_size and time.monotonic() < deadline:
-            time.sleep(0.05)
-            gone = self._exchange.count("left", 0)
+        if self._config.rank == 0:
+            self._exchange.wait_for_end(range(1, self._config.world_size), self._config.hang_seconds)
+        else:
+            self._send_last(self._row(FINISHED))
         self.close()
 
     def failed(self, error: BaseException) -> None:
@@ -135,7 +119,7 @@ class Watchdog:
         note = " ".join(f"{type(error).__name__}: {error}".split())[:200].removesuffix(": ")
         row = self._row(FAILED, error.__traceback__, note=note)
         self._closed.set()
-        self._exchange.set(f"end/{self._config.rank}", row.to_json(), is_last=True)
+        self._send_last(row)
 
     def lost_contact(self, reason: str, traceback: TracebackType | None) -> None:
         """Compare the ranks, because a call of this one has failed, and exit."""
@@ -147,8 +131,8 @@ class Watchdog:
             if self._config.world_size > 1:
                 if self._exchange.get("trouble"):
                     self._stop_run("")
-                if self._main_store_is_gone():
-                    self._stop_run("lost contact with rank 0")
+                if lost := self._lost_ranks():
+                    self._stop_run(f"lost contact with {names(lost)}")
                 if self._standstill.look(self._has_finished):
                     self._stop_run("no rank can continue: each waits for another one")
             if self._silence.look(time.monotonic()) > self._config.hang_seconds and not self._has_finished:
@@ -157,22 +141,14 @@ class Watchdog:
                     continue
                 self._stop_run(f"no progress for {self._config.hang_seconds:g} s (--hang_seconds)")
 
-    def _main_store_is_gone(self) -> bool:
-        """Return whether the store has been gone for three ticks.
+    def _lost_ranks(self) -> list[int]:
+        """Return the ranks that have ended too early, once that was seen in three ticks.
 
-        A rank that fails at the same time as rank 0 reports its own error first.
+        A rank that fails at the same time as another one reports its own error first.
         """
-        self._ticks_without_store = self._ticks_without_store + 1 if self._exchange.main_is_gone() else 0
-        return self._ticks_without_store >= 3
-
-    def _end_if_watch_hangs(self) -> None:
-        """A store that is frozen, as rank 0 is after Ctrl-Z, never answers the watching thread."""
-        patience = self._config.hang_seconds
-        while not self._closed.wait(patience / 4):
-            if self._pulse.age > patience + 15 and not self._has_finished:
-                self._say(f"no progress for {patience:g} s (--hang_seconds), and rank 0 does not answer")
-                self._print(table([self._row(self._state())])[1:])
-                stop(LOST_CONTACT)
+        lost = self._exchange.lost()
+        self._ticks_with_lost_ranks = self._ticks_with_lost_ranks + 1 if lost else 0
+        return lost if self._ticks_with_lost_ranks >= 3 else []
 
     def _state(self) -> str:
         """Return what the main thread does right now."""
@@ -194,31 +170,21 @@ class Watchdog:
             frames = self._main.frames()
         pending = [entry for entry in entries if entry.is_pending] if state == WAITS else []
         shown = pending[:1] or entries[-1:]
-        call, number = (str(shown[0]), shown[0].number) if shown else ("", None)
+        call, collective = (str(shown[0]), f"{shown[0].number} {shown[0].signature}") if shown else ("", "")
         if state == WAITS and (function := torch_function(frames)) in POINT_TO_POINT:
-            call, number = function, None
+            call, collective = function, ""
         if explained.waits_for:
-            state, call, number = WAITS, explained.waits_for, None
-        starts: dict[int, int] = {}
-        for entry in entries:
-            starts.setdefault(self._collectives.iteration_at(entry.created_ns), entry.number)
-        calls = Calls(
-            dict(self._collectives.total),
-            dict(self._collectives.of_iteration),
-            entries[0].number if entries else 0,
-            [signature(entry.name, entry.tensors) for entry in entries],
-            sorted(starts.items()),
-        )
+            state, call, collective = WAITS, explained.waits_for, ""
         return Row(
             rank=self._config.rank,
             state=state,
             place="" if state == FINISHED else explained.place or place(frames),
             call=call,
-            number=number,
+            collective=collective,
             iteration=len(self._collectives.begun),
             phase=self._pulse.phase,
             note=note,
-            calls=calls,
+            calls=self._collectives.calls(),
             takes_part=takes_part,
             threads=explained.threads,
             conclusion=explained.conclusion,
@@ -230,30 +196,31 @@ class Watchdog:
             threading.Event().wait()
         if reason:
             self._say(f"{reason}; {COMPARING}" if self._config.world_size > 1 else reason)
-            self._exchange.set("trouble", str(self._config.rank), is_last=True)
+            self._exchange.set("trouble", str(self._config.rank))
         row = self._row(WAITS if self._lost else self._state(), self._lost, takes_part=True)
-        self._exchange.set(f"end/{self._config.rank}", row.to_json(), is_last=True)
+        self._send_last(row)
         rows = self._exchange.collect(COLLECT_SECONDS) if self._config.world_size > 1 else [row]
         if self._closed.is_set():
             return  # this rank has failed meanwhile, and its own error says more
         stays = [row.rank for row in rows if row.takes_part]
         if self._config.rank == min([*stays, self._config.rank]):
-            self._tell(rows, others=len(stays) - 1)
+            self._tell(rows, {*stays} - {self._config.rank})
         else:
             self._hear()
         stop(LOST_CONTACT)
 
-    def _tell(self, rows: list[Row], others: int) -> None:
+    def _send_last(self, row: Row) -> None:
+        self._exchange.set(f"end/{self._config.rank}", row.to_json())
+
+    def _tell(self, rows: list[Row], others: set[int]) -> None:
         """As the lowest rank that is left: print and keep the rows, and wait until the others have read the result."""
         conclusion = conclude(rows)
         self._print([*table(rows), conclusion])
         with contextlib.suppress(OSError), atomic_write(self._config.output_dir / STOPPED_FILE) as file:
             cells = [cell for row in rows for cell in row.display_all()]
             json.dump({"conclusion": conclusion, "rows": cells}, file, indent=1)
-        self._exchange.set("conclusion", conclusion, is_last=True)
-        deadline = time.monotonic() + 2
-        while self._exchange.count("read", 0) < others and time.monotonic() < deadline:
-            time.sleep(0.05)
+        self._exchange.set("conclusion", conclusion)
+        self._exchange.wait_for_end(others, seconds=2)
 
     def _hear(self) -> None:
         """As any other rank: print what the lowest one has found."""
@@ -261,7 +228,6 @@ class Watchdog:
         while not (conclusion := self._exchange.get("conclusion")) and time.monotonic() < deadline:
             time.sleep(0.05)
         self._say(f"stopped: {conclusion or 'no rank has said why'}")
-        self._exchange.count("read")
 
     def _say(self, text: str) -> None:
         self._print([f"rank {self._config.rank}: {text}"])

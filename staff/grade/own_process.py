@@ -10,7 +10,6 @@ import multiprocessing.connection
 import os
 import resource
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -38,8 +37,7 @@ def run_apart(step: Callable[..., Any], *arguments: object, seconds: float) -> A
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
     reading, writing = context.Pipe(duplex=False)
-    linux = sys.platform == "linux"
-    processors = os.sched_getaffinity(0) if linux else set()  # of this thread: the server has those of who came first
+    processors = os.sched_getaffinity(0)  # of this thread: the server has those of who came first
     process = context.Process(target=_run, args=(writing, step, arguments, processors), daemon=True)
     with reading:
         process.start()
@@ -63,9 +61,8 @@ def _run(
     answer: multiprocessing.connection.Connection, step: Callable[..., Any], arguments: tuple, processors: set[int]
 ) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; our parent decides
-    if sys.platform == "linux":
-        os.sched_setaffinity(0, processors)
-        kernel.prctl(kernel.PDEATHSIG, signal.SIGKILL)
+    os.sched_setaffinity(0, processors)
+    kernel.prctl(kernel.PDEATHSIG, signal.SIGKILL)
     result: tuple[Exception | None, Any]
     try:
         with limited_memory(MEMORY):
@@ -82,11 +79,7 @@ def _run(
 def limited_memory(mib: int) -> Iterator[None]:
     """Let this process have at most `mib` MiB more address space; beyond that the kernel refuses: MemoryError."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    try:
-        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    except OSError:  # not Linux
-        yield
-        return
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + mib * MIB, hard))
     try:
         yield

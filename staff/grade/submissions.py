@@ -9,7 +9,7 @@ import os
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,11 +17,10 @@ from common.errors import InputError
 from common.paths import ROOT
 from course.table import Course, files_matching, load_course
 from staff.grade.unpack import unpack
-from staff.handout.regions import strip
+from staff.handout.regions import for_students
 
 # What the graders look for in a tree.
 TREE = ("course.toml", "common/**/*.py", "task*/*.py", "pipeline/*.py", "beyond/*.py")
-STAFF_ONLY = b"# === staff only"
 LONGEST_NAME = 80  # characters; at most twice as many bytes
 
 
@@ -86,18 +85,11 @@ def _short_digest(text: str) -> str:
     return hashlib.sha256(os.fsencode(text)).hexdigest()[:8]
 
 
-def clean_files(root: Path = ROOT) -> dict[str, bytes]:
-    """The clean tree: name -> content. Where the source is a handout already (an autograder), it is taken as it is."""
+def clean_files(root: Path = ROOT, solved: Collection[str] = ()) -> dict[str, bytes]:
+    """The clean tree: name -> content, with the regions `solved` as a student would have written them. Where the source
+    is a handout already (an autograder), it is taken as it is."""
     course = load_course(root / "course.toml")
-    files = {}
-    for file in files_matching(root, TREE):
-        content = (root / file).read_bytes()
-        if file == "course.toml":
-            content = content.split(STAFF_ONLY)[0].rstrip() + b"\n"
-        elif b"# BEGIN SOLUTION" in content:
-            content = strip(content.decode(), file, course.readme).encode()
-        files[file] = content
-    return files
+    return {file: for_students((root / file).read_bytes(), file, course, solved) for file in files_matching(root, TREE)}
 
 
 def open_submission(path: Path, scratch: Path, course: Course) -> Taken:

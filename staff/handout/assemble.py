@@ -11,11 +11,10 @@ import fnmatch
 import hashlib
 import json
 import os
-import secrets
 import sys
 import tempfile
 import zipfile
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,10 +25,9 @@ from course.table import Course, files_matching, load_course
 from course.zip_files import mode_of, write_zip
 from staff.handout.leaks import find_leaks
 from staff.handout.points import with_points
-from staff.handout.regions import Region, find_regions, rewrite, strip
+from staff.handout.regions import Region, find_regions, for_students
 
 MANIFEST = ".handout.json"
-STAFF_ONLY = "# === staff only"
 _SECONDS = 1577836800  # of every file in the folder: the time in zips, see zip_files
 _REMAKEABLE = {"__pycache__", ".pytest_cache", ".cache"}  # what running the handout leaves in it
 
@@ -47,34 +45,23 @@ class Handout:
 def assemble(root: Path, solved: Collection[str] = ()) -> Handout:
     """Make the handout of a source tree without writing anything.
 
-    A sentinel is planted in every region and in the staff's part of course.toml before they are cut away: should a
-    cut ever leave a line of them, the sentinel tells.
-
     Args:
         solved: ids that keep their solution, as a student would have written it (the graders' tests ask for this).
     """
     course = load_course(root / "course.toml")
-    given: dict[str, None] = {}
     if unknown := set(solved) - set(course.regions):
         raise InputError(f"solved: region {min(unknown)} is not in course.toml")
-    sentinel = secrets.token_hex(16)
     files: dict[str, bytes] = {}
-    regions: list[Region] = []
+    found: list[Region] = []
     for source, name in _names(root, course).items():
         content = (root / source).read_bytes()
-        if source == "course.toml":
-            content = (content.decode() + f"# {sentinel}\n").split(STAFF_ONLY)[0].rstrip().encode() + b"\n"
-        elif source.endswith(".py"):
-            text = (root / source).read_text(encoding="utf-8")
-            found = find_regions(text, source)
-            given |= dict.fromkeys(region.id for region in found if region.id not in course.regions)
-            kept = {*solved, *given}
-            regions += [region for region in found if region.id not in kept]
-            if found:
-                content = strip(_plant(text, found, sentinel, kept), source, course.readme, solved, given).encode()
+        if source.endswith(".py"):
+            found += find_regions(content.decode(), source)
         elif source.endswith("README.md"):
             content = with_points(content.decode(), course).encode()
-        files[name] = content
+        files[name] = for_students(content, source, course, solved)
+    given = list(dict.fromkeys(region.id for region in found if region.id not in course.regions))
+    regions = [region for region in found if region.id not in {*solved, *given}]
     problems = _misplaced(course, regions, files, solved)
     graded = {test.region for test in graded_tests(root, course).values()}
     problems += [
@@ -82,8 +69,8 @@ def assemble(root: Path, solved: Collection[str] = ()) -> Handout:
         for id, row in course.regions.items()
         if id not in graded
     ]
-    problems += find_leaks(files, regions, course, sentinel)
-    return Handout(files, regions, problems, list(given))
+    problems += find_leaks(files, regions, course)
+    return Handout(files, regions, problems, given)
 
 
 def _names(root: Path, course: Course) -> dict[str, str]:
@@ -93,16 +80,6 @@ def _names(root: Path, course: Course) -> dict[str, str]:
     if len(set(names.values())) < len(names):
         raise InputError("course.toml: handout.renames maps two files to one name; fix it")
     return dict(sorted(names.items(), key=lambda pair: pair[1]))
-
-
-def _plant(text: str, regions: Sequence[Region], sentinel: str, solved: Collection[str]) -> str:
-    lines = text.split("\n")
-
-    def planted(region: Region) -> list[str]:
-        first, last, seed = region.line - 1, region.end_line, f"{region.indent}# {sentinel}"
-        return [*lines[first : first + 2], seed, *lines[first + 2 : last - 1], seed, lines[last - 1]]
-
-    return rewrite(text, [region for region in regions if region.id not in solved], planted)
 
 
 def _misplaced(course: Course, regions: list[Region], files: dict[str, bytes], solved: Collection[str]) -> list[str]:
@@ -140,12 +117,7 @@ def write(handout: Handout, out: Path) -> Path:
         _write_folder(files, new)
         if out.exists():
             out.rename(old)
-        try:
-            new.rename(out)
-        except OSError:
-            if old.exists():
-                old.rename(out)
-            raise
+        new.rename(out)
     readme_first = {name: files[name] for name in sorted(files, key=lambda name: (name != "README.md", name))}
     write_zip(readme_first, archive, folder=out.name)
     return archive

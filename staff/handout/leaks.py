@@ -27,9 +27,9 @@ _LAST_COMMA = {(",", closing) for closing in ")]}"}  # goes away when a statemen
 _NAMES_OF_A_SECRET = 2  # a line with fewer names, such as `return x`, stands in every program
 
 
-def find_leaks(files: dict[str, bytes], regions: list[Region], course: Course, sentinel: str) -> list[str]:
+def find_leaks(files: dict[str, bytes], regions: list[Region], course: Course) -> list[str]:
     """Every reason not to give these files out, one line each; `regions` are those that must not be solved in them."""
-    problems = [f"{name}: a region's line was not removed" for name, b in files.items() if sentinel.encode() in b]
+    problems = []
     texts = {name: text for name, content in files.items() if (text := _decoded(content)) is not None}
     for name, text in texts.items():
         if name.endswith(".py"):
@@ -141,12 +141,15 @@ def _is_coined(name: str) -> bool:
 
 
 def _without_help(texts: dict[str, str], course: Course) -> list[str]:
-    """Every region has its hints in the handout's course.toml, and in its README a section with numbered steps."""
+    """Every region has its hints in the handout's course.toml, which ends before the staff's part, and in its README a
+    section with numbered steps."""
     try:
         table = tomllib.loads(texts.get("course.toml", ""))
     except tomllib.TOMLDecodeError as error:
         return [f"course.toml: does not parse once the staff's part is cut off: {error}"]
-    problems = []
+    problems = [
+        f"course.toml: the staff's part is not cut off: [{key}]" for key in ("handout", "hidden") if key in table
+    ]
     for id, row in course.regions.items():
         if table.get("regions", {}).get(id, {}).get("hints") != list(row.hints):
             problems.append(f"course.toml: the handout's copy lacks the hints of region {id}")

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from common.errors import InputError
+from course.table import Course
 from course.todo import REGION_ID, Comment, indent_body, lines_inside_strings, read_comments, read_tokens, take_body
 
 _MARKERS = {
@@ -28,6 +29,7 @@ _MARKERS = {
 }
 _SPELLING = "'# TODO(cos598d) ID: text', '# BEGIN SOLUTION ID' and '# END SOLUTION ID'"
 _LONGEST_LINE = 120
+STAFF_ONLY = b"# === staff only"  # in course.toml: the rest is not for students
 
 
 @dataclass(frozen=True)
@@ -160,23 +162,32 @@ def rewrite(text: str, regions: Iterable[Region], new_lines: Callable[[Region], 
     return "\n".join(lines)
 
 
-def strip(
-    text: str, file: str, readme: Callable[[str], str], keep: Collection[str] = (), give: Collection[str] = ()
-) -> str:  # fmt: skip
+def for_students(content: bytes, file: str, course: Course, solved: Collection[str] = ()) -> bytes:
+    """The handout's form of a file of the source: a lesson without its solutions, course.toml without the staff's part.
+
+    A file that is in this form already stays as it is.
+    """
+    if file == "course.toml":
+        return content.split(STAFF_ONLY)[0].rstrip() + b"\n"
+    if file.endswith(".py") and b"# BEGIN SOLUTION" in content:
+        return strip(content.decode(), file, course, solved).encode()
+    return content
+
+
+def strip(text: str, file: str, course: Course, solved: Collection[str] = ()) -> str:
     """The handout's form of a solved file.
 
-    Args:
-        readme: id -> the README that explains the region.
-        keep: ids whose solution stays, written where a student would write it.
-        give: ids that are no exercises: their lines are ordinary code.
+    The solution of an id in `solved` stays, written where a student would write it. A region that the course does not
+    have is no exercise: its lines become ordinary code.
     """
 
     def handed_out(region: Region) -> list[str]:
-        if region.id in give:
-            return indent_body(region.body, region.indent, file)
+        body = indent_body(region.body, region.indent, file)
+        if region.id not in course.regions:
+            return body
         todo = f"{region.indent}# TODO(cos598d) {region.id}: {region.todo}"
-        solved = indent_body(region.body, region.indent, file) if region.id in keep else None
-        return [todo, *(solved or [placeholder(region, readme(region.id))]), f"{region.indent}# END TODO {region.id}"]
+        lines = body if region.id in solved else [placeholder(region, course.readme(region.id))]
+        return [todo, *lines, f"{region.indent}# END TODO {region.id}"]
 
     return rewrite(text, find_regions(text, file), handed_out)
 

@@ -39,8 +39,7 @@ class Attack:
     `row` is a row of docs/grading_limits.md, in place of defences: such an attack gains points with all of them. `code`
     stands at the end of `file`: an unsolved Partition, or the clean or (`solved`) the solved file of that name. `files`
     lie beside it. `named`, in place of defences, are the names of hand-ins with this content, which only
-    `staff.proofs.harmful_class` grades, all in one class. `entries` are those of a zip
-    (or, with `folder`, of a folder) for staff/grade/unpack.py. `most_memory` is how many MiB graders and ranks may take
+    `staff.proofs.harmful_class` grades, all in one class. `most_memory` is how many MiB graders and ranks may take
     together; `limits` are fields of confine.Policy. `modes` are those in which it succeeds without its defences.
     """
 
@@ -55,8 +54,6 @@ class Attack:
     solved: bool = False
     files: dict[str, str] = field(default_factory=dict)
     bank: str = ""  # the file that it is in
-    entries: tuple[tuple[str, str, str], ...] = ()
-    folder: bool = False
     named: tuple[str, ...] = ()
     limits: dict[str, int] = field(default_factory=dict)
     most_memory: float = 3000.0
@@ -89,11 +86,10 @@ def _read(path: Path) -> list[Attack]:
 
 
 def _attack(name: str, row: dict[str, Any]) -> Attack:
-    entries = tuple((str(a), str(b), str(c)) for a, b, c in row.pop("entries", ()))
     row |= {key: tuple(row[key]) for key in ("off", "named", "modes") if key in row}
-    attack = Attack(name, **({"off": ()} | row | {"entries": entries}))
-    if attack.wants not in WANTS or not (attack.code or attack.files or attack.entries):
-        raise KeyError(f"{name}: wants one of {', '.join(WANTS)}, and code, files or entries")
+    attack = Attack(name, **({"off": ()} | row))
+    if attack.wants not in WANTS or not (attack.code or attack.files):
+        raise KeyError(f"{name}: wants one of {', '.join(WANTS)}, and code or files")
     if [bool(attack.off), bool(attack.row), bool(attack.named)].count(True) != 1:
         raise KeyError(
             f"{name}: expected one of off, the defences that stop it; row, a row of docs/grading_limits.md; and named"

@@ -8,20 +8,16 @@ import os
 import random
 import secrets
 import socket
-import stat
 import subprocess
 import sys
 import tempfile
 import threading
-import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.errors import InputError
 from common.paths import ROOT
-from staff.grade.unpack import unpack
 from staff.proofs import attack_bank, undefended
 from staff.proofs.attack_bank import VICTIM, Attack
 from staff.sandbox.graded_run import Outcome, run_graded
@@ -32,10 +28,8 @@ SECRET_FILES = (
     "course.toml",
 )  # fmt: skip
 NAME_LENGTH = 15  # characters of a process's name that the kernel keeps
-MIB = 1 << 20
 SLOWNESS = "1.5"  # of the deadlines of single runs: several attacks run at once
 REMOVE = 0  # IPC_RMID
-MOST_UNPACKED, MOST_NAMES = 30, 2500
 
 
 @dataclass(frozen=True)
@@ -74,7 +68,6 @@ class Surroundings:
         self.open.chmod(0o777)
         (self.other / "run_glue.py").write_text(f"# {self.word}\n")
         (self.other / "report.json").write_text("{}")
-        (work / "victim.txt").write_text("untouched")
         self.report = work / f"kept-in-{self.word}" / "report.json"
         self.report.parent.mkdir(mode=0o700)
         self.sockets = self._listen()
@@ -87,8 +80,7 @@ class Surroundings:
         return {
             "ROOT": str(ROOT), "STAFF": STAFF_FILE, "SECRET": str(self.other / "run_glue.py"), "PORT": port,
             "REPORT": str(self.other / "report.json"), "OPEN": str(self.open), "NAME": self.name, "KEY": str(self.key),
-            "WORD": self.word, "TAKEN": self.taken, "WORK": str(self.work),
-            "DROW": self.word[::-1],
+            "WORD": self.word, "TAKEN": self.taken, "DROW": self.word[::-1],
         }  # fmt: skip
 
     def _listen(self) -> list[socket.socket]:
@@ -140,8 +132,6 @@ class Surroundings:
         found = []
         if (self.other / "report.json").read_text() != "{}":
             found.append("another's report was written")
-        if (self.work / "victim.txt").read_text() != "untouched":
-            found.append("a file outside was written")
         for path in (self.open / "left", Path("/dev/shm", self.name)):
             if path.exists():
                 path.unlink()
@@ -207,54 +197,3 @@ def judge(attack: Attack, around: Surroundings, outcome: Outcome) -> Gain:
 @functools.cache
 def first_line(path: Path) -> str:
     return path.read_text().splitlines()[0][3:60]
-
-
-def zip_attempt(attack: Attack, off: Sequence[str]) -> Gain:
-    """Unpack what the attacker packed, and look at what came out, and at what lies beside it."""
-    with surroundings() as around:
-        packed, into = around.work / "hand-in.zip", around.work / "unpacked"
-        (pack_folder if attack.folder else pack)(attack, packed, around)
-        with contextlib.suppress(InputError):  # to be refused is one way to gain nothing
-            (undefended.unpack if "unpack" in off else unpack)(packed, into)
-        harm, text = _read_all(into)
-        traces = around.traces()
-        secret = "read as the student's own file" if around.word in text else ""
-        return Gain(0, secret, 0, ", ".join(filter(None, [traces, harm])))
-
-
-def pack(attack: Attack, path: Path, around: Surroundings) -> None:
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, kind, content in attack.entries:
-            name, content = (attack_bank.fill(text, around.places) for text in (name, content))
-            if kind == "many":
-                for number in range(int(content)):
-                    archive.writestr(name.replace("%", str(number)), "")
-                continue
-            entry = zipfile.ZipInfo(name)
-            mode = {"file": stat.S_IFREG | 0o644, "link": stat.S_IFLNK | 0o777, "pipe": stat.S_IFIFO | 0o644}[kind]
-            entry.external_attr, entry.compress_type = mode << 16, zipfile.ZIP_DEFLATED
-            archive.writestr(entry, bytes(int(content[1:]) * MIB) if content.startswith("*") else content)
-
-
-def pack_folder(attack: Attack, path: Path, around: Surroundings) -> None:
-    for name, kind, content in attack.entries:
-        target = attack_bank.fill(content, around.places)
-        (path / name).parent.mkdir(parents=True, exist_ok=True)
-        if kind == "hard link":
-            os.link(target, path / name)
-        else:
-            (path / name).symlink_to(target)
-
-
-def _read_all(folder: Path) -> tuple[str, str]:
-    """(what is too much about what was unpacked, what stands in it)."""
-    size, names, text = 0, 0, ""
-    for where, _, files in os.walk(folder):
-        for name in files:
-            path, names = Path(where, name), names + 1
-            if stat.S_ISFIFO(path.lstat().st_mode):
-                return "whoever reads it waits for ever", text
-            size += path.stat().st_size if path.exists() else 0
-            text += path.read_text(errors="replace")[:1000] if path.exists() else ""
-    too_much = size > MOST_UNPACKED * MIB or names > MOST_NAMES
-    return (f"{size // MIB} MiB in {names} files" if too_much else ""), text

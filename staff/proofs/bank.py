@@ -5,18 +5,17 @@ How an entry is written is told in staff/banks/mistakes/README.md.
 
 import ast
 import re
-import shutil
 import tomllib
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from common.errors import InputError, reading
 from common.paths import ROOT
-from course.table import files_matching, load_course
-from staff.grade.submissions import TREE
-from staff.handout.regions import replace_body, strip
+from course.table import Course, files_matching, load_course
+from staff.grade.submissions import TREE, write_files
+from staff.handout.regions import replace_body
 
 BANKS = ROOT / "staff" / "banks"
 KINDS = ("mistakes", "variants")
@@ -56,14 +55,12 @@ def load_bank(folder: Path = BANKS) -> list[Entry]:
     Raises:
         InputError: what is no entry, with its file and name.
     """
-    return [
-        _entry(kind, path.stem, name, row, table)
-        for kind in KINDS
-        for path in sorted((folder / kind).glob("*.toml"))
-        for table in [_read(path, f"{kind}/{path.name}")]
-        for name, row in table.items()
-        if isinstance(row, dict)
-    ]
+    files = [(kind, path) for kind in KINDS for path in sorted((folder / kind).glob("*.toml"))]
+    course = load_course()
+    entries = [entry for kind, path in files for entry in _entries(kind, path, f"{kind}/{path.name}", course)]
+    if wrong := next((entry for entry in entries if entry.error), None):
+        raise InputError(wrong.error)
+    return entries
 
 
 def load_file(path: Path) -> list[Entry]:
@@ -73,34 +70,31 @@ def load_file(path: Path) -> list[Entry]:
         InputError: no bank at all, or one without entries.
     """
     with reading(path):
-        table = _read(path, str(path))
-    tasks = load_course().tasks
-    entries = []
-    for name, row in table.items():
-        if name in ("task", "file"):
-            continue
-        try:
-            if table["task"] not in tasks:
-                raise InputError(f"expected a task of course.toml, one of {', '.join(tasks)}; got {table['task']!r}")
-            entries.append(_entry("file", path.stem, name, row, table))
-        except InputError as error:
-            entries.append(Entry("file", path.stem, name, table["task"], table["file"], {}, error=str(error)))
+        entries = list(_entries("file", path, str(path), load_course()))
     if not entries:
         raise InputError(f"{path}: expected at least one entry, got none")
     return entries
 
 
-def _read(path: Path, where: str) -> dict[str, Any]:
+def _entries(kind: str, path: Path, where: str, course: Course) -> Iterator[Entry]:
+    """Yield the entries of a file; one that is none says so in its `error`."""
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise InputError(f"{where}: expected a bank as TOML, got {error}") from error
     if missing := [key for key in ("task", "file") if not isinstance(table.get(key), str)]:
         raise InputError(f"{where}: expected task and file at the top, got no {missing[-1]}")
-    return table
+    task, file = table.pop("task"), table.pop("file")
+    for name, row in table.items():
+        try:
+            if task not in course.tasks:
+                raise InputError(f"{where}: expected a task, one of {', '.join(course.tasks)}; got {task!r}")
+            yield _entry(kind, path.stem, name, row, task, file)
+        except InputError as error:
+            yield Entry(kind, path.stem, name, task, file, {}, error=str(error))
 
 
-def _entry(kind: str, bank: str, name: str, row: dict[str, Any], table: dict[str, Any]) -> Entry:
+def _entry(kind: str, bank: str, name: str, row: dict[str, Any], task: str, file: str) -> Entry:
     where = f"{kind}/{bank}.toml: {name!r}"
     known = {"body": dict, "patch": str, "file": str} | ({"fails": dict, "race": bool} if kind != "variants" else {})
     if not isinstance(row, dict):
@@ -121,26 +115,13 @@ def _entry(kind: str, bank: str, name: str, row: dict[str, Any], table: dict[str
     if kind == "mistakes" and not row.get("fails"):
         raise InputError(f"{where}: expected the tests that must fail, fails.test_name = [words], got none")
     fails = {test: (words,) if isinstance(words, str) else tuple(words) for test, words in row.get("fails", {}).items()}
-    file, bodies, race = row.get("file", table["file"]), row.get("body", {}), row.get("race", False)
-    return Entry(kind, bank, name, table["task"], file, bodies, row.get("patch", ""), fails, race)
+    bodies, race = row.get("body", {}), row.get("race", False)
+    return Entry(kind, bank, name, task, row.get("file", file), bodies, row.get("patch", ""), fails, race)
 
 
 def copy_tree(tree: Path) -> None:
     """Copy what the graders look for. Real copies: through a link a script would find the source's `common`."""
-    for file in files_matching(ROOT, TREE):
-        (tree / file).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(ROOT / file, tree / file)
-
-
-def handed_in(tree: Path, without: Collection[str] = ()) -> dict[str, bytes]:
-    """Return the files of a copied tree that students may change, as one who has not written the regions `without`
-    hands them in: the lines of each region between its TODO and END TODO lines."""
-    course = load_course()
-    keep = set(course.regions) - set(without)
-    files = [file for file in files_matching(tree, TREE) if file.endswith(".py") and course.may_student_change(file)]
-    return {
-        file: strip((tree / file).read_text(encoding="utf-8"), file, course.readme, keep).encode() for file in files
-    }
+    write_files({file: (ROOT / file).read_bytes() for file in files_matching(ROOT, TREE)}, tree)
 
 
 def apply(entry: Entry, tree: Path) -> None:

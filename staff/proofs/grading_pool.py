@@ -23,6 +23,7 @@ from unittest import mock
 import pytest
 
 from common.paths import ROOT, cache_dir
+from course.graded_tests import graded_tests, marked
 from course.table import load_course
 from grader.ranks.running import STARTER
 from staff.grade.hand_ins import grader_files
@@ -34,12 +35,12 @@ LIMIT = 300  # seconds for one tree: graders have deadlines of their own, so thi
 
 
 class Test(NamedTuple):
-    """A grader: its node id for pytest, the student's file and region that it grades ("" if none), what it needs."""
+    """A grader: its node id for pytest, the student's file and the region that it grades, what it needs."""
 
     id: str
     file: str
     region: str = ""
-    needs: tuple[str, ...] = ()
+    needs: Sequence[str] = ()
     absence: bool = False  # counts only beside the passed tests of its region
     task: str = ""
 
@@ -64,28 +65,12 @@ class Graded:
 
 
 class OneRun:
-    """A pytest plugin that keeps which tests there are, and what came of them, by the name of their function."""
+    """A pytest plugin that keeps what came of the tests, by the name of their function."""
 
     def __init__(self) -> None:
-        self.tests: dict[str, Test] = {}
-        self.copies: dict[str, str] = {}  # script -> the test of its copies, which gives a warning and grades nothing
         self.graded = Graded()
         self.too_long = False
         self.zygote: Any = None
-
-    def pytest_collection_finish(self, session: pytest.Session) -> None:
-        course = load_course()
-        for item in session.items:
-            if carried := item.get_closest_marker("carried"):
-                self.copies[carried.args[0]] = item.nodeid
-                continue
-            task = next((id for id, row in course.tasks.items() if item.get_closest_marker(row.marker)), "")
-            test = Test(item.nodeid.split("[")[0], "", task=task)
-            if mark := item.get_closest_marker("graded"):
-                region, needs = mark.args[0], tuple(mark.kwargs.get("needs", ()))
-                absence = bool(mark.kwargs.get("absence"))
-                test = Test(test.id, course.regions[region].file, region, needs, absence, task)
-            self.tests[function_of(item.nodeid)] = test
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         name = function_of(report.nodeid)
@@ -174,21 +159,22 @@ def tree_folder() -> Iterator[Path]:
 
 
 def collect() -> tuple[dict[str, Test], dict[str, str]]:
-    """Every task's graders, by the names of their functions; and script -> the id of the test of its copies."""
-    watch = _pytest(["--collect-only", *grader_files()])
-    return watch.tests, watch.copies
+    """Every task's graders, by the names of their functions; and script -> the id of the test of its copies, which
+    gives a warning and grades nothing."""
+    course = load_course()
+    tests = {}
+    for id, mark in graded_tests(ROOT, course).items():
+        if row := course.regions.get(mark.region):
+            tests[function_of(id)] = Test(id, row.file, row.id, mark.needs, mark.absence, row.task)
+    marks = (mark for file in grader_files() for mark in marked(ROOT, file, "carried"))
+    return tests, {script: id for id, (script, _), _ in marks}
 
 
 def grade(tree: Path, tests: Sequence[str], seed: int) -> Graded:
     """Run these tests (files or node ids) on the student's files in `tree`, with inputs drawn from `seed`.
 
-    Raises TimeoutError after LIMIT seconds.
+    One pytest in this process, silent. Raises TimeoutError after LIMIT seconds.
     """
-    return _pytest([f"--tree={tree}", "--seed", str(seed), *tests]).graded
-
-
-def _pytest(arguments: list[str]) -> OneRun:
-    """One pytest in this process, silent, and ended after LIMIT seconds."""
     watch = OneRun()
 
     def stop(_signal: int, _frame: object) -> None:
@@ -201,7 +187,8 @@ def _pytest(arguments: list[str]) -> OneRun:
         os.chdir(ROOT)
         silent = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO())
         with silent[0], silent[1], contextlib.suppress(pytest.exit.Exception):
-            pytest.main(["-q", "-p", "no:cacheprovider", "--tb=short", *arguments], plugins=[watch])
+            options = ["-q", "-p", "no:cacheprovider", "--tb=short", f"--tree={tree}", "--seed", str(seed)]
+            pytest.main([*options, *tests], plugins=[watch])
     finally:
         signal.alarm(0)
         STARTER.put(watch.zygote)
@@ -209,4 +196,4 @@ def _pytest(arguments: list[str]) -> OneRun:
             gc.freeze()  # torch and pytest stay: pytest ends each run with two collections, which skip them now
     if watch.too_long:
         raise TimeoutError(f"the graders have not ended after {LIMIT} s")
-    return watch
+    return watch.graded

@@ -2,11 +2,11 @@
 
     python -m staff.proofs.harmful_class --out DIR [--whole] [--seed N]
 
-Harmful are the attacks in harm.toml and class.toml of the bank, the hand-ins below, and zips that cannot be read.
+Harmful are the attacks in harm.toml and class.toml of the bank, and the hand-ins below.
 Honest are a solution, one without task 2b, the untouched handout, one with drawn variants and one with drawn mistakes:
-they must get full marks, none for what is open, or fail the very tests that their mistakes name. With --whole all tests
-are run, otherwise two of them. Last line of stdout: {"submissions": n, "honest": n, "as_alone": n, "harm": [what was
-seen]}; exit code 0 only if there is no harm.
+they are graded before, in a class of their own, and must get the same points again, the solution all of them. With
+--whole all tests are run, otherwise two of them. Last line of stdout: {"submissions": n, "honest": n, "as_alone": n,
+"harm": [what was seen]}; exit code 0 only if there is no harm.
 """
 
 import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
@@ -19,22 +19,20 @@ import random
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from common.errors import InputError, exit_on_input_error
 from common.paths import ROOT
-from course.table import Course, load_course
+from course.table import load_course
 from course.zip_files import write_zip
 from staff.grade import result_store
-from staff.grade.submissions import write_files
+from staff.grade.submissions import clean_files, write_files
 from staff.proofs import attack_bank
 from staff.proofs.attack_bank import HONEST, PARTITION, TARGET, VICTIM, VICTIM_FILE
 from staff.proofs.attack_runs import Surroundings, surroundings
-from staff.proofs.bank import Entry, apply, copy_tree, handed_in, load_bank
-from staff.proofs.grading_pool import function_of
+from staff.proofs.bank import Entry, apply, copy_tree, load_bank
 
 Files = dict[str, bytes]  # name -> content
 LONG = "\U00020000" * 100  # 400 bytes, in a zip only: no file system takes such a name
@@ -64,63 +62,39 @@ TEXTS = {
 FEW = ("gradebook.csv.zip", "alice smith.zip", "alice_smith.zip", "long answer.zip")
 
 
-@dataclass(frozen=True)
-class Honest:
-    """An honest hand-in: its files, the regions that are open in it, and the tests that must fail."""
-
-    files: Files
-    open: tuple[str, ...] = ()
-    fails: tuple[str, ...] = ()
-
-
-def solved_files(entries: Sequence[Entry] = (), without: Sequence[str] = ()) -> Files:
+def solved_files(entries: Sequence[Entry] = (), without: Collection[str] = ()) -> Files:
     """What a student hands in who has written the solution, changed by `entries`, but for the regions `without`."""
+    course = load_course()
     with tempfile.TemporaryDirectory() as folder:
         copy_tree(Path(folder))
         for entry in entries:
             apply(entry, Path(folder))
-        return handed_in(Path(folder), without)
+        files = clean_files(Path(folder), solved=set(course.regions) - set(without))
+    return {file: content for file, content in files.items() if course.may_student_change(file)}
 
 
-def honest(folder: Path, seed: int) -> dict[str, Honest]:
-    """Write the honest hand-ins; returns them by name."""
-    course, draw = load_course(), random.Random(seed)
-    without_2b = tuple(region for region in course.regions if region.startswith("2b"))
-    made = {"all": Honest(solved_files())}
-    for name, without in (("most", without_2b), ("none", tuple(course.regions))):
-        made[name] = Honest(solved_files(without=without), open=without)
+def honest(folder: Path, seed: int) -> list[str]:
+    """Write the honest hand-ins; returns their names."""
+    regions, draw = load_course().regions, random.Random(seed)
+    without_2b = [region for region in regions if region.startswith("2b")]
+    made = {"all": solved_files(), "most": solved_files(without=without_2b), "none": solved_files(without=regions)}
     for kind in ("variants", "mistakes"):
         entries = draw_entries(draw, kind)
         print(f"{kind}: {'; '.join(map(str, entries))}")
-        made[kind] = Honest(solved_files(entries), fails=tuple(test for e in entries for test in e.fails))
-    for name, hand_in in made.items():
-        write_files(hand_in.files, folder / name)
-    return made
+        made[kind] = solved_files(entries)
+    for name, files in made.items():
+        write_files(files, folder / name)
+    return list(made)
 
 
 def draw_entries(draw: random.Random, kind: str, count: int = 4) -> list[Entry]:
-    """Entries of different files, so that they fit together; the files of TARGET and VICTIM have no mistakes."""
+    """Entries of different files, so that they fit together, each with the same points in every run. The files of
+    TARGET and VICTIM have no mistakes."""
     by_file: dict[str, list[Entry]] = {}
     for entry in load_bank():
-        if entry.kind == kind and not (entry.is_mistake and entry.file in (PARTITION, VICTIM_FILE)):
+        if entry.kind == kind and not (entry.race or (entry.is_mistake and entry.file in (PARTITION, VICTIM_FILE))):
             by_file.setdefault(entry.file, []).append(entry)
     return [draw.choice(by_file[file]) for file in draw.sample(sorted(by_file), count)]
-
-
-def complaints(hand_in: Honest, tests: Sequence[Mapping[str, Any]], course: Course) -> list[str]:
-    """What a report says otherwise than it must: a test that fails for no reason, or that is passed in spite of one."""
-    bad = {*hand_in.open, *(test["region"] for test in tests if function_of(test["id"]) in hand_in.fails)}
-    found = []
-    for test in tests:
-        region, passed = test["region"], test["status"] == "passed"
-        follows = bad and (test["status"] == "skipped" or not bad.isdisjoint(course.all_needs(region)))
-        if not passed and region not in bad and not follows:
-            found.append(f"{test['id']}: expected passed, got {test['status']}")
-        if region in hand_in.open and test["points"]:
-            found.append(f"{test['id']}: expected no point for region {region}, which is open; got {test['points']}")
-    lost = {function_of(test["id"]) for test in tests if test["status"] != "passed"}
-    wrong = {function_of(test["id"]) for test in tests}.intersection(hand_in.fails) - lost
-    return found + [f"{name}: expected failed, got passed" for name in sorted(wrong)]
 
 
 def harmful(folder: Path, names: Sequence[str]) -> int:
@@ -155,15 +129,6 @@ def as_handed_in(files: Path, target: Path) -> None:
     write_zip(many, target)
 
 
-def unreadable(folder: Path) -> int:
-    """Hand-ins of which nothing can be graded."""
-    write_zip({f"task1/{LONG}.py": b"x"}, folder / "overlong.zip")
-    (folder.parent / "secret.txt").write_text("another's work")
-    (folder / "linked").mkdir()
-    os.link(folder.parent / "secret.txt", folder / "linked/notes.py")
-    return 2
-
-
 def command(paths: Iterable[Path], out: Path, tests: Sequence[str]) -> list[str]:
     words = [sys.executable, "-m", "staff.grade", *map(str, paths), "--out", str(out), "--jobs", "2", "--seed", "7"]
     return words + (["--tests", *tests] if tests else [])
@@ -178,13 +143,21 @@ def grade(paths: Iterable[Path], out: Path, tests: Sequence[str]) -> dict[str, A
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def harm(out: Path, honest: Mapping[str, Honest], count: int) -> list[str]:
-    """What can be seen in the files of a class of `count` hand-ins."""
+def points(out: Path, name: str) -> dict[str, int]:
+    """The points of a hand-in, by test."""
+    return {test["id"]: test["points"] for test in result_store.read(out, name).tests}
+
+
+def harm(out: Path, alone: Path, honest: Sequence[str], count: int) -> list[str]:
+    """What can be seen in the files of a class of `count` hand-ins; in `alone` the honest ones were graded before."""
     rows = list(csv.DictReader((out / "gradebook.csv").read_text(encoding="utf-8").splitlines()))
     found = [] if len(rows) == count else [f"{len(rows)} rows in the grade book, expected {count}"]
-    for name, hand_in in honest.items():
-        said = complaints(hand_in, result_store.read(out, name).tests, load_course())
-        found += [f"{name} was graded otherwise than alone: {'; '.join(said)}"] * bool(said)
+    for name in honest:
+        got, expected = points(out, name), points(alone, name)
+        other = [f"{test}: expected {n}, got {got.get(test)}" for test, n in expected.items() if got.get(test) != n]
+        found += [f"{name} was graded otherwise than alone: {'; '.join(other)}"] * bool(other)
+    solution = result_store.read(out, "all").report
+    found += ["the solution lacks points"] * (solution["score"] < solution["max_score"])
     long = any(len(cell) > LONGEST_CELL for row in rows for cell in row.values())
     found += ["a cell that no spreadsheet reads"] * long
     for name in {row["submission"] for row in rows} - set(honest):
@@ -206,12 +179,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     with surroundings() as around:
         folder = around.work / "class"
         good = honest(folder, options.seed)
-        count = len(good) + harmful(folder, list(TEXTS)) + unreadable(folder) + attackers(folder / "attacks", around)
+        alone = around.work / "alone"
+        grade([folder / name for name in good], alone, tests)
+        count = len(good) + harmful(folder, list(TEXTS)) + attackers(folder / "attacks", around)
         hand_ins = [path for path in folder.iterdir() if path.name != "attacks"]
         grade(hand_ins + sorted(folder.glob("attacks/*/*")), options.out, tests)
-        seen = harm(options.out, good, count) + [around.traces()] * bool(around.traces())
+        seen = harm(options.out, alone, good, count) + [around.traces()] * bool(around.traces())
         texts = [path.read_text(errors="replace") for path in options.out.rglob("*") if path.is_file()]
-        words = {around.word: "a secret", around.taken: "more than allowed", "another's work": "another's work"}
+        words = {around.word: "a secret", around.taken: "more than allowed"}
         seen += [what for word, what in words.items() if any(word in text for text in texts)]
         if left := around.left_running():
             seen.append(f"{left} processes left")

@@ -8,15 +8,11 @@ import common.workers.environment  # isort: skip  # noqa: F401 (stops with a mes
 
 import ast
 import atexit
-import contextlib
 import dataclasses
 import os
 import pickle
-import shutil
-import stat
 import subprocess
 import sys
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -280,25 +276,6 @@ SWITCHES: dict[str, Callable[[], None]] = {
     "family": _ranks_alone,
     "no_files": _measured_ranks_write,
 }
-
-
-def unpack(path: Path, into: Path) -> None:
-    """What a script of ten lines does with a hand-in: it believes the zip, and follows links."""
-    into.mkdir(parents=True, exist_ok=True)
-    if path.is_dir():
-        shutil.copytree(path, into, dirs_exist_ok=True)
-        return
-    with zipfile.ZipFile(path) as archive:
-        for entry in archive.infolist():
-            target, mode = into / entry.filename, entry.external_attr >> 16
-            target.parent.mkdir(parents=True, exist_ok=True)
-            if stat.S_ISLNK(mode):
-                os.symlink(archive.read(entry).decode(), target)
-            elif stat.S_ISFIFO(mode):
-                os.mkfifo(target)
-            elif not entry.is_dir():
-                with contextlib.suppress(IsADirectoryError), open(target, "wb") as file:
-                    file.write(archive.read(entry))
 
 
 if __name__ == "__main__":

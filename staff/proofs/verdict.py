@@ -9,8 +9,9 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 
 from common.errors import InputError
-from staff.grade.submissions import write_files
-from staff.proofs.bank import Entry, apply, copy_tree, handed_in
+from course.table import load_course
+from staff.grade.submissions import clean_files, write_files
+from staff.proofs.bank import Entry, apply, copy_tree
 from staff.proofs.grading_pool import Seen, Test, grade, tree_folder, worker_processes
 
 LONGEST_ERROR = 500  # characters
@@ -83,7 +84,8 @@ def judge(entry: Entry, tests: Tests, seeds: Sequence[int]) -> Verdict:
             copy_tree(tree)
             apply(entry, tree)
             if entry.kind == "file":
-                write_files(handed_in(tree), tree)  # the test of the copies compares what is between TODO and END TODO
+                solved = load_course().regions
+                write_files(clean_files(tree, solved), tree)  # a test of copies looks between TODO and END TODO
             for seed in seeds:
                 graded = grade(tree, [test.id for test in tests.values()], seed)
                 verdict = Verdict(entry, graded.seen, seed, graded.points_lost, graded.warned)
@@ -139,5 +141,5 @@ def graders_of(entry: Entry, tests: Tests, copies: dict[str, str], everything: b
         return tests | copy
     if everything:
         return tests
-    chosen = entry.fails or [name for name, test in tests.items() if test.file in ("", entry.file)]
+    chosen = entry.fails or [name for name, test in tests.items() if test.file == entry.file]
     return {name: tests[name] for name in chosen}

@@ -10,6 +10,7 @@ import pytest
 
 from common.paths import ROOT
 from course.table import load_course
+from staff.grade.submissions import clean_files
 from staff.handout.assemble import assemble
 
 COURSE = load_course()
@@ -106,6 +107,7 @@ def test_without_task_4_the_pipeline_and_the_bonus_neither_folders_nor_tests_nor
     assert not [name for name in handout.files if re.match(r"(tests/)?(task4\w*|pipeline|beyond)/", name)]
     schedule = handout.files["common/schedule.py"].decode()
     assert "TODO" not in schedule and "NotImplementedError" not in schedule
+    assert clean_files(tree)["common/schedule.py"].decode() == schedule  # the graders lay hand-ins over the same
     table = handout.files["README.md"].decode().split("## Regions and points")[1]
     assert "| 4.1 |" not in table and "| p.1 |" not in table and "b.16" not in table.split("\n## ")[0]
     assert f"| | total | | {rest} |" in table

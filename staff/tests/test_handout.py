@@ -17,7 +17,7 @@ from common.paths import ROOT
 from course.table import files_matching, load_course
 from course.todo import find_blocks
 from grader import imports
-from staff.handout.assemble import MANIFEST, STAFF_ONLY, assemble, write
+from staff.handout.assemble import MANIFEST, assemble, write
 from staff.handout.leaks import solution_lines
 from staff.tests.handouts import open_handout
 
@@ -76,8 +76,6 @@ def mean(values, number_of_workers):
     return running_total / number_of_workers
     # END SOLUTION 1.2
 '''
-
-
 GRADED = """import pytest
 
 
@@ -185,7 +183,8 @@ LEAKS = [
     ("common/lesson.py", "1.2", "1.1", "common/lesson.py: course.toml places region 1.2 here"),
     ("course.toml", '"common/*.py"', '"common/*.py", "staff/*.py"', "staff/secret.py: must not ship (it matches staff"),
     ("course.toml", '"common/*.py"', '"common/*.py", "benchmark/*.py"', "benchmark/run.py: must not ship"),
-    ("course.toml", "total = 10", f"{STAFF_ONLY}\ntotal = 10", "lacks the hints of region 1.1"),
+    ("course.toml", "total = 10", "# === staff only\ntotal = 10", "lacks the hints of region 1.1"),
+    ("course.toml", "# === staff only", "# == staff only", "course.toml: the staff's part is not cut off: [handout]"),
     ("task1_single/run.py", "return model", "return (  # TODO(cos598d) 1.2\n    model)", "run.py:12: "),
     ("task1_single/run.py", "return model\n", f"return {INSIDE}", "run.py: does not compile"),
 ]
@@ -213,13 +212,13 @@ def test_a_leak_is_named_with_its_file(tree, name, old, new, message):
 @pytest.mark.parametrize(
     "cut, problem",
     [
-        (lambda text, *rest: text, "common/lesson.py: a region's line was not removed"),
+        (lambda text, *rest: text, "common/lesson.py:6: a solution marker remains: # BEGIN SOLUTION 1.2"),
         (lambda *rest: "x = 1\n", "common/lesson.py: expected the open TODOs ['1.2'], got []"),
     ],
     ids=["not cut", "a TODO that carry cannot find"],
 )
 def test_what_is_wrong_after_the_cut_is_reported(tree, monkeypatch, cut, problem):
-    monkeypatch.setattr("staff.handout.assemble.strip", cut)
+    monkeypatch.setattr("staff.handout.regions.strip", cut)
 
     assert problem in assemble(tree).problems
 
@@ -396,5 +395,5 @@ def test_the_command_prints_a_line_of_json_and_exits_with_2_on_a_problem(tree, t
 
     assert complete.returncode == 0, complete.stderr
     assert json.loads(complete.stdout.splitlines()[-1])["regions"] == 2
-    assert STAFF_ONLY not in (tmp_path / "out/course.toml").read_text()
+    assert "staff only" not in (tmp_path / "out/course.toml").read_text()
     assert (without_table.returncode, without_table.stderr.count("\n")) == (2, 1)

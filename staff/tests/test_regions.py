@@ -3,6 +3,7 @@
 import pytest
 
 from common.errors import InputError
+from course.table import load_course
 from course.todo import find_blocks, replace_block
 from staff.handout.regions import find_regions, replace_body, strip
 
@@ -21,7 +22,7 @@ def train(model, loss):
 
 
 def handed_out(text: str, **options) -> str:
-    return strip(text, "a.py", lambda id: "task1_single/README.md", **options)
+    return strip(text, "a.py", load_course(), **options)
 
 
 def test_a_region_is_found_with_its_place_text_and_body():
@@ -116,7 +117,7 @@ def test_a_long_or_quoted_todo_still_makes_one_valid_line_of_code():
 
 
 def test_a_students_lines_come_back_as_they_were_written():
-    blocks = find_blocks(handed_out(SOLVED, keep={"1.2"}))
+    blocks = find_blocks(handed_out(SOLVED, solved={"1.2"}))
 
     assert [block.body for block in blocks] == [find_regions(SOLVED)[0].body]
     assert blocks[0].attempted
@@ -130,7 +131,7 @@ def test_the_placeholder_or_nothing_is_not_an_attempt(body):
 
 
 def test_a_body_is_carried_to_another_indent_without_touching_its_strings():
-    source = find_blocks(handed_out(SOLVED, keep={"1.2"}))[0]
+    source = find_blocks(handed_out(SOLVED, solved={"1.2"}))[0]
     target = "# TODO(cos598d) 1.2: again\nraise NotImplementedError\n# END TODO 1.2\n"
 
     carried = replace_block(target, find_blocks(target)[0], source.body)

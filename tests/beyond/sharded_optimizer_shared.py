@@ -27,6 +27,7 @@ from tests.beyond.toy_shared import (
 )  # fmt: skip
 
 TOY, SHARDED = "tests/beyond/toy_in_rank.py", "tests/beyond/sharded_optimizer_in_rank.py"
+NEVER_RECEIVED = "its message was sent and never received: put what is sent where finish() finds it"
 SMALL = 200  # bytes that a step may send beside the shards: a barrier, a number
 HINTS = {  # torch's words -> what they mean here
     "split_with_sizes expects": "a shard is only this rank's part: its values and its gradient have flat.shard_length "
@@ -224,6 +225,8 @@ def check_means(run: OptimizerRun, check_sent: Callable[[], None]) -> None:
                 mean = Expected(right[rank], name=run.name(i), tolerance=Tolerance(norm([right])))
                 if not mean.is_right(finish[f"mean {i}"]):
                     mean = replace(mean, mistakes=mistakes_in_mean(run, rank, (step, number), i))
+                    if finish[f"mean {i}"] is None and forgotten_waits(run.result):
+                        run.grade.fail(f"{where}{run.name(i)} is None: {NEVER_RECEIVED}")
                     known = any(mean.explained_by(mistake, finish[f"mean {i}"]) for mistake in mean.mistakes)
                     if not known and not forgotten_waits(run.result):
                         check_sent()

@@ -6,6 +6,7 @@ Every rank starts with its own gradients; afterwards each must hold the mean of 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -113,8 +114,8 @@ MISTAKES: dict[str, Callable[[OneParameter], Any]] = {  # mistake -> what it lea
         lambda g: None,
     "every worker still has its own gradient, which was never passed to a collective: do you send param.grad, and do "
     "you also send the last bucket?": lambda g: g.filled(np.inf) if g.was_sent else g.own,
-    "every gradient is {ranks}.000 times the mean on {ranks} workers: did you divide by world_size?":
-        lambda g: g.all.sum(0),
+    "every gradient is {ranks}.000 times the mean on {ranks} workers: did you divide by world_size, and in place "
+    "(/= or div_)?": lambda g: g.all.sum(0),
     "it is still the worker's own gradient: the result did not get into param.grad": lambda g: g.own,
     "param.grad is the worker's own gradient divided by world_size: nothing was summed": lambda g: g.own / g.ranks,
     "param.grad is rank 0's gradient: it was distributed without averaging": lambda g: g.all[0],
@@ -123,6 +124,8 @@ MISTAKES: dict[str, Callable[[OneParameter], Any]] = {  # mistake -> what it lea
     "rank 0's own gradient is missing from the mean": lambda g: g.all[1:].mean(0),
     "the sum was divided by world_size twice": lambda g: g.all.mean(0) / g.ranks,
     "every gradient is zero: was it zeroed before or after averaging?": lambda g: g.filled(0),
+    "later workers count more: it is the mean of the mean so far and the next gradient; add up all, then divide once":
+        lambda g: reduce(lambda mean, gradient: (mean + gradient) / 2, g.all),
     "all elements are equal: the mean was also taken over the elements (use dim=0)": lambda g: g.filled(g.all.mean()),
     "the sum was divided by the rank, not by the number of workers": lambda g: g.all.sum(0) / g.rank,
     "the division rounds down: // is for whole numbers": lambda g: g.all.sum(0) // g.ranks,

@@ -54,7 +54,7 @@ def made_up_calibration(
     """1, 2 and 4 workers; loopback with 1 GB/s and links of 100 Mbit/s and 1 Gbit/s with 0.1 ms for each hop."""
     workers = (1, 2, 4)
     profiles = [made_up_profile(model, length, batch, count) for count in workers for batch in batches]
-    small = [SmallCosts(count, 0.0, 0.0, 0.0, {1: 1e-9, 10**6: 1e-3}, 4e8) for count in workers]
+    small = [SmallCosts(count, 0.0, {1: 1e-9, 10**6: 1e-3}, {128: 1e-11}, 4e8) for count in workers]
     transfers = []
     for count in workers[1:]:
         transfers += made_up_transfers("loopback", count, 5e-5, 1e9, cores=0.5)

@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
@@ -22,7 +21,6 @@ from benchmark.cost.architecture import describe
 from benchmark.engines.deepspeed_config import deepspeed_config
 from benchmark.engines.operators import remove_left_locks
 from benchmark.measure.intervals import interval, ratio, shown
-from benchmark.measure.machine import commit
 from benchmark.measure.memory import counted
 from benchmark.measure.meter import Meter
 from benchmark.measure.mfu import utilisation
@@ -32,8 +30,6 @@ from benchmark.measure.profile import read_trace
 from benchmark.measure.ranking import Bar, draw_ranking
 from benchmark.measure.turns import take_rounds
 from benchmark.strategies import STRATEGIES
-from benchmark.sweep import check_kept, plan, steps_for
-from benchmark.tables import SweepRun, write_tables
 from benchmark.training.log import Log
 from benchmark.training.loop import Plan, rate_at
 from benchmark.training.translation import load_pairs, read_pairs, sample_pairs
@@ -325,59 +321,7 @@ def test_padding_carries_no_loss():
     assert (item["labels"] == -100).any()
 
 
-# ------------------------------------------------------------------------------------- sweep
-
-
-def keep(folder: Path, run: SweepRun, **values) -> None:
-    result = {
-        "step_ms": 10.0 * run.batch_size,
-        "samples_per_second": 100.0 * run.workers,
-        "steps": {"timed": 5},
-        "batch_size": run.batch_size,
-        "accumulation": 1,
-        "world_size": run.workers,
-        "wall_s": 5 * run.batch_size / 100,
-        "losses": [2.0, 1.0],
-        "memory": {"peak": 2_000_000},
-        "communication": {"total_ms": 1.0},
-        "environment": {"load": 1.0, "cores": 2},
-    }
-    (folder / run.name).mkdir(parents=True)
-    (folder / run.name / "result.json").write_text(json.dumps(result | values))
-
-
-def test_the_tables_have_the_layout_of_the_profiling_project(tmp_path):
-    for batch in (1, 2):
-        keep(tmp_path, SweepRun("zero2", "t5-tiny", batch, 2))
-        keep(tmp_path, SweepRun("zero2_offload", "t5-tiny", batch, 2))
-    failed = tmp_path / SweepRun("zero2", "t5-tiny", 4, 2).name
-    failed.mkdir()
-    (failed / "failure.json").write_text(json.dumps({"outcome": "OOM", "message": "out of memory"}))
-
-    write_tables(tmp_path)
-
-    assert (tmp_path / "latency.csv").read_text() == (
-        "optimization_level2,1,2,4\nt5-tiny,10.00,20.00,OOM\noptimization_level2_offload,1,2,4\nt5-tiny,10.00,20.00,\n"
-    )
-    assert (tmp_path / "mem.csv").read_text().startswith("optimization_level2,1,2,4\nt5-tiny,2.00,2.00,OOM\n")
-    assert (tmp_path / "throughput_t5-tiny.png").stat().st_size > 0
-    assert not (tmp_path / "scaling.csv").exists()  # nothing ran on one worker
-
-
-def test_figures_that_cannot_be_true_and_a_busy_machine_are_flagged(tmp_path):
-    keep(tmp_path, SweepRun("ddp", "gpt2", 4, 1))
-    busy = {"load": 13.0, "cores": 2}
-    wrong = {"samples_per_second": 300.0, "wall_s": 1.0, "losses": [1.0, 1.0], "environment": busy}
-    keep(tmp_path, SweepRun("ddp", "gpt2", 4, 2), **wrong)
-
-    flagged = write_tables(tmp_path)["flagged"]
-
-    assert len(flagged) == 4
-    assert "speed-up 3.00 exceeds the number of workers" in flagged[0]
-    assert "contradict 40 examples in 1.00 s" in flagged[1]
-    assert "the loss never changes" in flagged[2]
-    assert "the machine was busy (load 13.0 on 2 cores)" in flagged[3]
-    assert (tmp_path / "load.csv").read_text() == "run,load,cores\ngpt2-ddp-b4-w1,1.0,2\ngpt2-ddp-b4-w2,13.0,2\n"
+# ------------------------------------------------------------------------------------- output
 
 
 def test_what_was_not_measured_is_said_in_a_figure_and_not_drawn_as_0(tmp_path, monkeypatch):
@@ -392,49 +336,6 @@ def test_what_was_not_measured_is_said_in_a_figure_and_not_drawn_as_0(tmp_path, 
 
     assert texts == [" not measured"]
     assert lengths == [2.0]
-
-
-@pytest.mark.parametrize(
-    ("more", "steps", "message"),
-    [
-        (["--precision", "bf16"], 7, "flags --length 64; delete the folder"),
-        (["--length", "64"], 9, "7 steps, expected 9; delete the folder"),
-    ],
-)
-def test_a_kept_run_of_other_settings_is_refused(tmp_path, more, steps, message):
-    run = SweepRun("ddp", "gpt2", 4, 2)
-    keep(tmp_path, run, steps={"dropped": 2, "timed": 5})
-    about = {"flags": ["--length", "64"], "commit": commit()}
-    (tmp_path / run.name / "command.json").write_text(json.dumps(about))
-
-    with pytest.raises(InputError, match=message):
-        check_kept([run], tmp_path, steps, more)
-
-
-def test_tables_have_the_launch_with_the_median_speed_and_scaling_its_throughput_over_one_workers(tmp_path):
-    keep(tmp_path, SweepRun("ddp", "gpt2", 4, 1))
-    for repeat, speed in enumerate((190.0, 200.0, 230.0)):
-        run = SweepRun("ddp", "gpt2", 4, 2, repeat)
-        keep(tmp_path, run, samples_per_second=speed, step_ms=1600.0 / speed, wall_s=40 / speed)
-
-    write_tables(tmp_path)
-
-    assert (tmp_path / "latency.csv").read_text() == "ddp,4\ngpt2,8.00\n"
-    assert (tmp_path / "scaling.csv").read_text() == "framework,model,batch_size,1,2\nddp,gpt2,4,1.000,2.000\n"
-
-
-def test_short_steps_are_measured_more_often(tmp_path):
-    keep(tmp_path, SweepRun("ddp", "gpt2", 4, 2), step_ms=5.0)
-
-    assert steps_for(SweepRun("ddp", "gpt2", 8, 2), tmp_path, seconds=2.0) == 200
-    assert steps_for(SweepRun("ddp", "gpt2", 64, 2), tmp_path, seconds=2.0) == 20
-
-
-def test_one_process_strategies_are_planned_on_one_worker_only():
-    assert [run.workers for run in plan(["single", "ddp"], ["gpt2"], [1], [1, 2])] == [1, 1, 2]
-
-
-# ------------------------------------------------------------------------------------- output
 
 
 def test_weights_and_biases_gets_every_loss_offline(tmp_path, monkeypatch):

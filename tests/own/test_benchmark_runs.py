@@ -141,18 +141,7 @@ def test_a_full_disk_is_one_clear_line(tmp_path):
 
 
 def test_a_sweep_records_what_fails_and_goes_on(tmp_path):
-    flags = [
-        "--models",
-        "t5-tiny",
-        "--strategies",
-        "single",
-        "--batch_sizes",
-        "1,900",
-        "--workers",
-        "1",
-        "--steps",
-        "3",
-    ]
+    flags = "--models t5-tiny --strategies single --batch_sizes 1,900 --workers 1 --steps 3".split()
     done = run("-m", "benchmark.sweep", *flags, "--output_dir", tmp_path / "s", timeout=TOO_LONG)
     again = run("-m", "benchmark.sweep", *flags, "--output_dir", tmp_path / "s", timeout=TOO_LONG)
 

@@ -1,6 +1,7 @@
 """What the rows of several ranks say together, and when it is too early to say that nobody can continue."""
 
 import socket
+from collections import Counter
 
 import pytest
 
@@ -9,16 +10,12 @@ from common.workers.pulse import bytes_moved
 from common.workers.rows import COMPUTES, DIED, FINISHED, IDLE, STOPPED, WAITS, Calls, Row
 
 
-def row(rank, state=WAITS, calls=(), per_iteration=2, first=0, **fields):
+def row(rank, state=WAITS, calls=(), per_iteration=2, **fields):
     """A row whose calls are divided evenly over iterations 1, 2, ..."""
-    of_iteration, total = {}, {}
-    for number, call in enumerate(calls):
-        cell = of_iteration.setdefault(1 + number // per_iteration, {})
-        for counts in (cell, total):
-            counts[call.split()[0]] = counts.get(call.split()[0], 0) + 1
-    starts = [(1 + number // per_iteration, number) for number in range(0, len(calls), per_iteration)]
-    history = Calls(total, of_iteration, first, list(calls), starts)
-    return Row(rank, state, number=first + len(calls) - 1 if calls else None, calls=history, **fields)
+    starts = range(0, len(calls), per_iteration)
+    of_iteration = {1 + n: list(calls[start : start + per_iteration]) for n, start in enumerate(starts)}
+    history = Calls(dict(Counter(call.split()[0] for call in calls)), 1, len(starts), of_iteration)
+    return Row(rank, state, collective=f"{len(calls)} {calls[-1]}" if calls else "", calls=history, **fields)
 
 
 GATHER, SCATTER, SUM, OTHER = "gather", "scatter", "all_reduce (3)", "all_reduce (5)"
@@ -58,7 +55,7 @@ def test_the_conclusion_names_the_rank_and_the_call(rows, said):
     assert conclude(rows).startswith(said)
 
 
-def test_a_row_survives_its_way_through_the_store():
+def test_a_row_survives_its_way_to_another_rank():
     sent = row(3, calls=[SUM, OTHER, SUM], place="run_glue.py:7", iteration=2, takes_part=True)
 
     assert Row.from_json(sent.to_json()) == sent

@@ -13,6 +13,7 @@ import pytest
 from cluster import cloudlab_profile, doctor
 from cluster.launch import free_port
 from common.paths import ROOT
+from common.workers.machine import interfaces
 from tests.own import ssh_server
 from tests.own.started_processes import run
 
@@ -57,15 +58,15 @@ def test_a_port_is_free_or_taken():
 
 
 def test_the_control_network_is_refused_where_there_is_an_experiment_network():
-    found = doctor.check_interface("127.0.0.1", doctor.interface_addresses())
+    found = doctor.check_interface("127.0.0.1", interfaces())
     assert str(found) == "ok    network: 127.0.0.1 is reached through lo (127.0.0.1)"
-    others = [address for name, address in doctor.interface_addresses().items() if name != "lo"]
+    others = [address for address, name in interfaces().items() if name != "lo"]
     if not others:
         pytest.skip("this machine has no interface but lo")
     control = others[0]
 
-    with_choice = doctor.check_interface(control, {"eth0": control, "eth1": "10.10.1.2"})
-    without_choice = doctor.check_interface(control, {"eth0": control})
+    with_choice = doctor.check_interface(control, {control: "eth0", "10.10.1.2": "eth1"})
+    without_choice = doctor.check_interface(control, {control: "eth0"})
 
     assert with_choice.level == "fix"
     assert "--master_ip 10.10.1.1" in with_choice.todo

@@ -79,7 +79,7 @@ def test_the_command_is_unchanged_but_for_the_rank():
     ("words", "message"),
     [
         (["--nodes", "65", "--", "true"], "--nodes: expected 1 to 64, got 65"),
-        (["--rate", "fast", "--", "true"], "--rate: expected a number with kbit, mbit or gbit"),
+        (["--rate", "fast", "--", "true"], "--rate: expected a rate such as 1gbit"),
         (["--delay", "5", "--", "true"], "--delay: expected a number with us, ms or s"),
         (["--nodes", "2", "--shell", "node2"], "--shell: expected one of node0, node1; got 'node2'"),
     ],

@@ -1,13 +1,24 @@
-"""The table of all frameworks: same examples in every row, literal figures, losses that do not agree, real runs."""
+"""The tables of sweeps and of all frameworks: literal figures, what is flagged, what is run and what is kept."""
 
 import csv
 import json
+from pathlib import Path
 
 import pytest
 
 from benchmark.frameworks import DEFAULTS
-from benchmark.sweep import parse, validation_flags
-from benchmark.tables import SweepRun, combined, csv_rows, disagreements, markdown, row_of, write_frameworks
+from benchmark.measure.machine import commit
+from benchmark.sweep import check_kept, parse, plan, steps_for, validation_flags
+from benchmark.tables import (
+    SweepRun,
+    combined,
+    csv_rows,
+    disagreements,
+    markdown,
+    row_of,
+    write_frameworks,
+    write_tables,
+)
 from common.errors import InputError
 from tests.own.started_processes import run as run_python
 
@@ -92,6 +103,89 @@ def test_the_table_has_the_fastest_framework_of_each_number_of_workers_first(tmp
     assert len(written["flagged"]) == 1 and "with single on 1" in written["flagged"][0]
     assert len(written["busy"]) == 3
     assert (tmp_path / "frameworks.csv").read_text().startswith("# 2 cores, no GPU, load 9.0")
+
+
+def keep(folder: Path, run: SweepRun, **values) -> None:
+    """Leave a result as benchmark.run does: 100 examples per second and worker."""
+    found = result(100.0 * run.workers, 2.0, step_ms=10.0 * run.batch_size, wall_s=20 * run.batch_size / 100)
+    found |= {"batch_size": run.batch_size, "accumulation": 1, "world_size": run.workers, "losses": [2.0, 1.0]}
+    (folder / run.name).mkdir(parents=True)
+    load = {"environment": {"load": 1.0, "cores": 2}}
+    (folder / run.name / "result.json").write_text(json.dumps(found | load | values))
+
+
+def test_the_tables_have_the_layout_of_the_profiling_project(tmp_path):
+    for batch in (1, 2):
+        keep(tmp_path, SweepRun("zero2", "t5-tiny", batch, 2))
+        keep(tmp_path, SweepRun("zero2_offload", "t5-tiny", batch, 2))
+    failed = tmp_path / SweepRun("zero2", "t5-tiny", 4, 2).name
+    failed.mkdir()
+    (failed / "failure.json").write_text(json.dumps({"outcome": "OOM", "message": "out of memory"}))
+
+    write_tables(tmp_path)
+
+    assert (tmp_path / "latency.csv").read_text() == (
+        "optimization_level2,1,2,4\nt5-tiny,10.00,20.00,OOM\noptimization_level2_offload,1,2,4\nt5-tiny,10.00,20.00,\n"
+    )
+    assert (tmp_path / "mem.csv").read_text().startswith("optimization_level2,1,2,4\nt5-tiny,5.00,5.00,OOM\n")
+    assert (tmp_path / "throughput_t5-tiny.png").stat().st_size > 0
+    assert not (tmp_path / "scaling.csv").exists()  # nothing ran on one worker
+
+
+def test_figures_that_cannot_be_true_and_a_busy_machine_are_flagged(tmp_path):
+    keep(tmp_path, SweepRun("ddp", "gpt2", 4, 1))
+    busy = {"load": 13.0, "cores": 2}
+    wrong = {"samples_per_second": 300.0, "wall_s": 1.0, "losses": [1.0, 1.0], "environment": busy}
+    keep(tmp_path, SweepRun("ddp", "gpt2", 4, 2), **wrong)
+
+    flagged = write_tables(tmp_path)["flagged"]
+
+    assert len(flagged) == 4
+    assert "speed-up 3.00 exceeds the number of workers" in flagged[0]
+    assert "contradict 160 examples in 1.00 s" in flagged[1]
+    assert "the loss never changes" in flagged[2]
+    assert "the machine was busy (load 13.0 on 2 cores)" in flagged[3]
+    assert (tmp_path / "load.csv").read_text() == "run,load,cores\ngpt2-ddp-b4-w1,1.0,2\ngpt2-ddp-b4-w2,13.0,2\n"
+
+
+@pytest.mark.parametrize(
+    ("more", "steps", "message"),
+    [
+        (["--precision", "bf16"], 24, "flags --length 64; delete the folder"),
+        (["--length", "64"], 26, "24 steps, expected 26; delete the folder"),
+    ],
+)
+def test_a_kept_run_of_other_settings_is_refused(tmp_path, more, steps, message):
+    run = SweepRun("ddp", "gpt2", 4, 2)
+    keep(tmp_path, run)
+    about = {"flags": ["--length", "64"], "commit": commit()}
+    (tmp_path / run.name / "command.json").write_text(json.dumps(about))
+
+    with pytest.raises(InputError, match=message):
+        check_kept([run], tmp_path, steps, more)
+
+
+def test_tables_have_the_launch_with_the_median_speed_and_scaling_its_throughput_over_one_workers(tmp_path):
+    keep(tmp_path, SweepRun("ddp", "gpt2", 4, 1))
+    for repeat, speed in enumerate((190.0, 200.0, 230.0)):
+        run = SweepRun("ddp", "gpt2", 4, 2, repeat)
+        keep(tmp_path, run, samples_per_second=speed, step_ms=1600.0 / speed, wall_s=160 / speed)
+
+    write_tables(tmp_path)
+
+    assert (tmp_path / "latency.csv").read_text() == "ddp,4\ngpt2,8.00\n"
+    assert (tmp_path / "scaling.csv").read_text() == "framework,model,batch_size,1,2\nddp,gpt2,4,1.000,2.000\n"
+
+
+def test_short_steps_are_measured_more_often(tmp_path):
+    keep(tmp_path, SweepRun("ddp", "gpt2", 4, 2), step_ms=5.0)
+
+    assert steps_for(SweepRun("ddp", "gpt2", 8, 2), tmp_path, seconds=2.0) == 200
+    assert steps_for(SweepRun("ddp", "gpt2", 64, 2), tmp_path, seconds=2.0) == 20
+
+
+def test_one_process_strategies_are_planned_on_one_worker_only():
+    assert [run.workers for run in plan(["single", "ddp"], ["gpt2"], [1], [1, 2])] == [1, 1, 2]
 
 
 def test_every_run_has_the_same_examples_in_a_step():

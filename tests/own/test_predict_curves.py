@@ -183,14 +183,27 @@ def test_a_burst_is_spent_once(calibration):
 
 
 def test_an_operation_occupies_a_link_for_its_bytes_only(calibration):
-    """A lone all_to_all whose directions take turns needs twice the time of its bytes; others can send meanwhile."""
-    table = TransferTimes("100mbit", "all_to_all", 2, [4, 2**20], [1e-4, 1e-4 + 2 * 0.0438], [0.0, 0.0])
+    """A lone all_reduce that needs twice the time of its bytes waits for the rest; others can send meanwhile."""
+    table = TransferTimes("100mbit", "all_reduce", 2, [4, 2**20], [1e-4, 1e-4 + 2 * 0.0877], [0.0, 0.0])
     network = Links(replace(calibration, transfers=[table]), "100mbit")
 
-    transfer = network.transfer("all_to_all", 2**20, 2)
+    transfer = network.transfer("all_reduce", 2**20, 2)
 
-    assert transfer.latency + transfer.flow == pytest.approx(1e-4 + 2 * 0.0438, rel=1e-3)
-    assert transfer.flow == pytest.approx(8 * 2**19 / 100e6 * 1514 / 1448, rel=1e-3)
+    assert transfer.latency + transfer.flow == pytest.approx(1e-4 + 2 * 0.0877, rel=1e-3)
+    assert transfer.flow == pytest.approx(8 * 2**20 / 100e6 * 1514 / 1448, rel=1e-3)
+    assert transfer.lag == 0
+
+
+@pytest.mark.parametrize(
+    ("operation", "workers", "share"),
+    [("all_to_all", 2, 1), ("exchange", 2, 1), ("all_gather", 2, 0.5), ("all_reduce", 2, 0), ("hop", 2, 0),
+     ("all_to_all", 3, 0.5), ("exchange", 3, 0), ("all_gather", 3, 0)],
+)  # fmt: skip
+@pytest.mark.parametrize("rate", ["100mbit", "300mbit", None])
+def test_one_direction_of_a_connection_waits_for_the_other(operation, workers, share, rate, calibration):
+    transfer = Links(calibration, rate).transfer(operation, 2**20, workers)
+
+    assert transfer.lag == pytest.approx(share * transfer.flow if rate else 0)
 
 
 @pytest.mark.parametrize(("workers", "groups"), [(1, [["ddp"], ["fsdp"]]), (10**6, [["ddp", "fsdp"]])])
@@ -331,11 +344,12 @@ def test_without_a_gpu_the_check_says_so_in_one_line(monkeypatch, capsys):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr("sys.argv", ["gpu", "--quick"])
 
-    gpu.main()
+    with pytest.raises(SystemExit) as ended:
+        gpu.main()
 
-    said, figures = capsys.readouterr().out.splitlines()
-    assert said.startswith("no GPU that PyTorch can see: nothing was run")
-    assert json.loads(figures) == {"gpus": [], "rows": []}
+    *said, figures = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("no GPU that PyTorch can see: nothing was run") for line in said)
+    assert ended.value.code == 0 and json.loads(figures)["gpus"] == [{"skipped": gpu.NO_GPU}]
 
 
 def test_with_two_gpus_every_framework_runs_on_one_and_on_both_in_each_precision():

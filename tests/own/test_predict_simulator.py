@@ -13,13 +13,13 @@ ONE_AT_A_TIME = Machine(cores=8, is_shared=False, slots=1)
 
 
 class Line:
-    """A network of latency and bandwidth; a transfer wants `cores`."""
+    """A network of latency and bandwidth; a transfer wants `cores`. lag: a share of the flow."""
 
-    def __init__(self, latency, byte, cores=0.0, is_shaped=True):
-        self.latency, self.byte, self.cores, self.is_shaped = latency, byte, cores, is_shaped
+    def __init__(self, latency, byte, cores=0.0, is_shaped=True, lag=0.0):
+        self.latency, self.byte, self.cores, self.is_shaped, self.lag = latency, byte, cores, is_shaped, lag
 
     def transfer(self, operation, size, workers, spent):
-        return Transfer(self.latency, self.byte * size, self.cores)
+        return Transfer(self.latency, self.byte * size, self.cores, self.lag * self.byte * size)
 
     def moved(self, operation, size, workers):
         return size
@@ -104,6 +104,35 @@ def test_two_transfers_share_a_shaped_link():
 
     assert shared.seconds == pytest.approx(6.5)
     assert apart.seconds == pytest.approx(3.5)
+
+
+@pytest.mark.parametrize(("lag", "one_by_one", "overlapping"), [(0.0, 8.0, 8.0), (0.5, 12.0, 9.0), (1.0, 16.0, 10.0)])
+def test_directions_of_transfers_that_follow_one_another_overlap(lag, one_by_one, overlapping):
+    """Four transfers of two seconds in each direction, the second of which is later by the lag."""
+    starts = [Start(str(i), "all_to_all", 2.0, 2, (0,)) for i in range(4)]
+    waits = [Wait(str(i)) for i in range(4)]
+    turns = [step for pair in zip(starts, waits, strict=True) for step in pair]
+    rounds = [Start("ring", "exchange", 2.0, 2, (0,), repeats=4), Wait("ring")]
+    network, machine = Line(0.0, 1.0, lag=lag), Machine(2, is_shared=True)
+
+    alone, in_a_row, together = (
+        simulate([Kind(range(2), tuple(program))], network, machine).seconds
+        for program in (turns, rounds, [*starts, *waits])
+    )
+
+    assert alone == in_a_row == pytest.approx(one_by_one)
+    assert together == pytest.approx(overlapping)
+
+
+def test_the_other_direction_too_carries_one_transfer_after_the_other():
+    """Three seconds there and then back, and one second there, which can come back only after the three."""
+    starts = [Start(str(size), "all_to_all", size, 2, (0,)) for size in (3.0, 1.0)]
+
+    found = simulate(
+        [Kind(range(2), (*starts, Wait("3.0"), Wait("1.0")))], Line(0.0, 1.0, lag=1.0), Machine(2, is_shared=True)
+    )
+
+    assert found.seconds == pytest.approx(3 + 3 + 1)
 
 
 def test_a_collective_begins_when_its_last_member_arrives():

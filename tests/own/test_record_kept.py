@@ -12,7 +12,7 @@ from common.record import Record
 from common.workers import run_files
 from common.workers.process_group import Worker
 from common.workers.run_files import files_of_a_run, settle
-from handin.choice import choose
+from handin.measures import choose
 from handin.runs import find_runs
 from task4_traffic.traffic import TrafficRecord
 from tests.own.run_records import write_run

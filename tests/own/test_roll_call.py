@@ -128,18 +128,19 @@ def test_a_rank_that_was_stopped_does_not_count_when_the_last_one_comes(config):
     assert all("rank 1 of 3 did not connect within 3 s" in words for words in (first.told, message))
 
 
-def test_a_rank_of_a_run_that_has_begun_is_told_who_has_its_number(config, monkeypatch):
+def test_at_the_port_of_a_run_that_has_begun_a_rank_says_so_at_once_and_does_not_wait_for_ever(
+    config, monkeypatch, capsys
+):
     monkeypatch.setattr(roll_call, "GREETING_SECONDS", 0.1)  # a store never greets
-    address = ("127.0.0.1", config.master_port)
-    store = dist.TCPStore(*address, world_size=1, is_master=True, wait_for_workers=False)
-    for rank in range(3):
-        store.set(f"cos598d/process/{rank}", json.dumps({"host": "node7", "process": 4711 + rank}))
+    monkeypatch.setattr(roll_call, "ANSWER_SECONDS", 0.5)
+    config = replace(config, join_seconds=1.0)
+    store = dist.TCPStore("127.0.0.1", config.master_port, world_size=1, is_master=True, wait_for_workers=False)
 
     messages = start(config, replace(config, rank=2))
 
-    assert "rank 0 has already joined (process 4711 on node7)" in messages[0]
-    assert "rank 2 has already joined (process 4713 on node7)" in messages[1]
-    assert all("another --master_port" in message for message in messages)
+    assert store.port == config.master_port
+    assert all("a run that has begun" in message and "another --master_port" in message for message in messages)
+    assert f"rank 2: no answer from 127.0.0.1:{config.master_port} yet" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -171,21 +172,15 @@ def test_an_address_that_cannot_be_used_is_named(config, changes, said):
     assert said in message
 
 
-@pytest.fixture
-def no_store(monkeypatch):
-    """What listens at the port neither greets nor is the store of a run: to see that takes five seconds."""
+def test_a_port_that_is_taken_says_so(config, monkeypatch):
     monkeypatch.setattr(roll_call, "GREETING_SECONDS", 0.1)
-    monkeypatch.setattr(roll_call, "who_joined", lambda *_: None)
-
-
-def test_a_port_that_is_taken_says_so(config, no_store):
     with socket.create_server(("127.0.0.1", config.master_port)):
         (message,) = start(config)
 
     assert str(config.master_port) in message and "another --master_port" in message
 
 
-def test_a_rank_whose_rank_0_has_left_says_so_and_the_launcher_looks_for_the_cause_elsewhere(config, no_store):
+def test_a_rank_whose_rank_0_has_left_says_so_and_the_launcher_looks_for_the_cause_elsewhere(config):
     with socket.create_server(("127.0.0.1", config.master_port)) as rank_0:
         threading.Thread(target=lambda: rank_0.accept()[0].close()).start()
         (told,) = start(replace(config, rank=1, join_seconds=2.0))

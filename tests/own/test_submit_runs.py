@@ -6,8 +6,7 @@ import math
 import pytest
 
 from course.table import load_course
-from handin.choice import choose, missing_runs
-from handin.measures import compare_losses, not_comparable
+from handin.measures import choose, compare_losses, missing_runs, not_comparable
 from handin.report_pictures import Pictures
 from handin.runs import differences, find_runs
 from handin.sections import Findings

@@ -11,7 +11,7 @@ from common.timeline.trace import write_trace
 from handin.report_pictures import Pictures
 from handin.runs import find_runs
 from handin.sections import Findings
-from handin.timelines import timelines
+from handin.task_tables import timelines
 from tests.own.made_timelines import after_backward
 from tests.own.run_records import change, write_run
 

@@ -12,17 +12,16 @@ import torch
 
 from common.paths import ROOT
 from common.timeline.boxes import Box, Step, Timeline, Wait
-from common.timeline.capture import SeenOnRank
+from common.timeline.capture import SeenOnRank, collector_off
 from common.timeline.clocks import Clock
-from common.timeline.collect import network_boxes, process_boxes
-from common.timeline.collector import collector_off
 from common.timeline.parts import NAMES, parts
 from common.timeline.profile_events import Mark, numbered, read_profile
+from common.timeline.run_timeline import network_boxes, process_boxes
 from common.timeline.spans import duration, merged, within, without
 from common.timeline.trace import read_trace
 from common.timeline.waiting import Blocked, Message, blocked, by_key, delivered, keys, own_code, waits
 from handin.runs import find_runs
-from handin.timelines import problem
+from handin.task_tables import problem
 from tests.own import workers
 from tests.own.made_timelines import after_backward, during_backward
 from tests.own.timeline_ranks import LAYERS, OWN_CODE, SIZE, SLEEP, SLOW

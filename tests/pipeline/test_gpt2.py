@@ -185,7 +185,7 @@ def wrong_blocks(got: Fields) -> str:
     if flat != sorted(flat):
         return ": keep the order of self.h"
     if len(got["partitions"]) == 1:
-        return ": label each block with its device, because torch treats cpu:0 and cpu:1 as one device"
+        return ": label each block with its entry of self.block_devices; to torch, cpu:0 and cpu:1 are one device"
     return f", on {got['devices']}: place each block on its device in self.block_devices"
 
 

@@ -112,7 +112,8 @@ def once(m: int, n: int, cycles: Cycles) -> Broken:
         words = f"the schedule stops after {len(cycles)} of {m + n - 1} clock cycles"
         return f"{words}: the last micro-batch needs one cycle for each of the {n} partitions", []
     more = f", and {missing - 1} more are missing" if missing > 1 else ""
-    return f"micro-batch {i} never reaches partition {j}{more}", [(earliest((i, j), clocks_of(cycles)), j)]
+    rule = f"in clock k, partition j works on micro-batch k - j, if there is one (0 to num_batches - 1, here {m - 1})"
+    return f"micro-batch {i} never reaches partition {j}{more}: {rule}", [(earliest((i, j), clocks_of(cycles)), j)]
 
 
 def in_order(m: int, n: int, cycles: Cycles) -> Broken:

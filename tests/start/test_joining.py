@@ -141,7 +141,7 @@ def check_call(grade: Grade, rank: int, call: Call, calls: str, setting: Setting
         source = "set MASTER_ADDR and MASTER_PORT to it, where they are not set already"
     address = f"expected the address {{expected}}, got {{got}} ({call.where})"
     if already := " and ".join(f"{name}={value}" for name, value in setting.already_set.items()):
-        keep = "keep existing values (os.environ.setdefault), and use them: no tcp:// in the call"
+        keep = "keep existing values, each by itself (os.environ.setdefault), and join with env://"
         address, source = f"{already} is set already, so {address}", keep
     expected = {
         "place": Expected(

@@ -17,6 +17,7 @@ import pytest
 from grader.grading import Grade
 from grader.in_rank import in_rank
 from grader.verdicts import Crashed
+from tests.task2b import test_partitions
 from tests.task2b.mixing import check_mixed
 from tests.task2b.test_partitions import IN_RANK, check_unchanged, numbered, on_data
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:  # what a function finds in a rank
     from tests.task2b.partitions_in_rank import MORE_THAN_ANY, Data, GivenPartitions, Owned, draw_noise, in_words, text
 
 graded = pytest.mark.graded
+CRASHES = test_partitions.CRASHES
 # (examples, total batch, workers) -> batches on every rank. Sizes that divide evenly and that do not, a short last
 # batch on all ranks, a last batch of one example, fewer examples than workers, one worker.
 LOADS = {

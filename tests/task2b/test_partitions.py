@@ -8,7 +8,7 @@ rounding down are rounded up.
 from __future__ import annotations
 
 from collections import Counter
-from itertools import islice
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,8 +31,8 @@ CRASHES = {  # torch's and Python's words -> what they mean here
     "number of an example in the data",
     "IndexError ... self.index[": "the indices of a Partition are places in its data: give it the whole data set, and "
     "indices into that (does use() replace self.data?)",
-    "Default process group has not been initialized": "the group is asked although a rank was given: ask it only for "
-    "what is None",
+    "Default process group has not been initialized": "the group is asked although a rank was given: use the arguments "
+    "rank and world_size, and ask the group only for what is None",
 }
 FILE, IN_RANK = "common/data_partition.py", "tests/task2b/partitions_in_rank.py"
 ROUNDING = 1e-6  # shares are products of floats
@@ -255,10 +255,20 @@ def check_counts(grade: Grade, length: int, sizes: list[float], got: list[int]) 
     up = [k for k, gain in enumerate(gains) if gain > ROUNDING]
     down = [k for k, gain in enumerate(gains) if gain < -ROUNDING]
     for more, less in ((more, less) for more in up for less in down):
-        if gains[more] - gains[less] > 1 + ROUNDING:
+        loses_more = gains[more] - gains[less] > 1 + ROUNDING
+        comes_first = sizes[more] == sizes[less] and less < more
+        if (loses_more or comes_first) and got == between_rounded_boundaries(shares):
+            grade.fail(f"{what}: round the number of examples of each partition, not the places where partitions begin")
+        if loses_more:
             grade.fail(f"{what}: partition {less} loses more by rounding down than partition {more} would")
-        if sizes[more] == sizes[less] and less < more:
+        if comes_first:
             grade.fail(f"{what}: of equal sizes the first ones are rounded up, here {less} before {more}")
+
+
+def between_rounded_boundaries(shares: list[float]) -> list[int]:
+    """Return the sizes that follow if not the shares are rounded, but the places where one ends and the next begins."""
+    boundaries = [0, *(round(sum(shares[: k + 1])) for k in range(len(shares)))]
+    return [end - begin for begin, end in pairwise(boundaries)]
 
 
 def check_seed(grade: Grade) -> None:

@@ -25,8 +25,8 @@ from common.workers.process_group import Worker
 LEAST, MOST = 3, 40  # steps
 WARM_UP, OUTLIERS = 10, 0.2  # runs of MOST; a share of the rest, at either end
 FLAT = (2**12, 2**16, 2**20, 2**22)  # elements
+WIDTHS, ROWS = (64, 128, 256, 512), 512  # of layers
 COPIED = 2**22  # bytes
-HOOKED = 200  # parameters
 
 Stamps = dict[str, float]
 
@@ -165,46 +165,35 @@ def spread(seconds: list[float], workers: int, group: dist.ProcessGroup) -> floa
 
 
 def small_costs(settings: Settings, workers: int, group: dist.ProcessGroup) -> SmallCosts:
-    """Return what hooks, launches, copies and updates cost. A collective."""
+    """Return what copies, updates and layers cost. A collective."""
     with threads(threads_per_command(workers)):
         found = {
-            "hook": (backward_of_many(True, group) - backward_of_many(False, group)) / HOOKED,
-            "launch": launch(group),
             "copy_byte": copying(group) / COPIED,
-            **{str(size): update(size, settings, group) for size in FLAT},
+            **{f"flat {size}": update(size, settings, group) for size in FLAT},
+            **{f"flop {width}": layer(width, group) / (48 * ROWS * width**2) for width in WIDTHS},
         }
     found = mean([found | {"process": float(psutil.Process().memory_info().rss)}], workers, group)
-    flat = {size: found[str(size)] for size in FLAT}
-    return SmallCosts(workers, max(0.0, found["hook"]), found["launch"], found["copy_byte"], flat, found["process"])
-
-
-def backward_of_many(hooked: bool, group: dist.ProcessGroup) -> float:
-    """Return the seconds of a backward pass through many tiny parameters."""
-    parameters = [nn.Parameter(torch.ones(())) for _ in range(HOOKED)]
-    for parameter in parameters if hooked else []:
-        parameter.register_post_accumulate_grad_hook(lambda parameter: None)
-
-    def backward() -> None:
-        torch.stack([*parameters]).sum().backward()
-
-    return mean_seconds(backward, group)
-
-
-def launch(group: dist.ProcessGroup) -> float:
-    """Return the seconds until a collective is started and the caller computes again."""
-    seconds, number = [], torch.zeros(1)
-    for _ in range(MOST):
-        begin = time.perf_counter()
-        work = dist.all_reduce(number, group=group, async_op=True)
-        seconds.append(time.perf_counter() - begin)
-        work.wait()
-    return float(trim_mean(seconds[WARM_UP:], OUTLIERS))
+    flat = {size: found[f"flat {size}"] for size in FLAT}
+    flop = {width: found[f"flop {width}"] for width in WIDTHS}
+    return SmallCosts(workers, found["copy_byte"], flat, flop, found["process"])
 
 
 def copying(group: dist.ProcessGroup) -> float:
     """Return the seconds that a copy of COPIED bytes takes."""
     source, target = (torch.zeros(COPIED // 4) for _ in range(2))
     return mean_seconds(lambda: target.copy_(source), group)
+
+
+def layer(width: int, group: dist.ProcessGroup) -> float:
+    """Return the seconds of forward and backward in the half of a block that has no attention."""
+    inner = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+    module, rows = nn.Sequential(nn.LayerNorm(width), inner), torch.ones(ROWS, width, requires_grad=True)
+
+    def forward_backward() -> None:
+        (rows + module(rows)).sum().backward()
+        module.zero_grad()
+
+    return mean_seconds(forward_backward, group)
 
 
 def update(size: int, settings: Settings, group: dist.ProcessGroup) -> float:

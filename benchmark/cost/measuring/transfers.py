@@ -98,7 +98,7 @@ def measure_one(
     wire = None if moved is None else moved / (repeats * calls)
     busy = float(np.median([run[1] for run in runs]))
     # Over a shaped link, a lone message takes its bytes' time or up to twice that, when one direction waits for the
-    # other's acknowledgements. Messages of a step follow one another, and rarely wait: the fastest run is theirs.
+    # other. Predictions add that (collective_times.LAG), so the fastest run counts.
     return float(min(seconds) if shaped else np.median(seconds)) / calls, busy / calls, wire
 
 

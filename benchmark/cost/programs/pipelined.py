@@ -112,7 +112,8 @@ class StageProgram:
             self.together("shared", "exchange", shared, 2, (0, self.last))
             writer.copy("communication", shared)
         mine = on_stage(cell, writer.model, self.stage)
-        elements = sum(elements_of_rank(weight, cell.tensor) for weight in mine)
+        sizes = [elements_of_rank(weight, cell.tensor) for weight in mine]
+        elements = sum(sizes)
         if cell.strategy == "pipeline":
             self.together("loss", "broadcast", BYTES, cell.stages, self.kinds)
             for size in PICKLED:
@@ -124,7 +125,7 @@ class StageProgram:
                 self.together("gradients", "all_reduce", BYTES * elements, cell.replicas, (self.stage,))
             self.together("norm of slices", "all_reduce", BYTES, cell.tensor, (self.stage,))
             self.together("norm of stages", "all_reduce", BYTES, cell.stages, self.kinds)
-        writer.update(len(mine), elements)
+        writer.update(sizes)
         return writer.instructions
 
     def together(self, name: str, operation: str, size: float, workers: int, members: tuple[int, ...]) -> None:

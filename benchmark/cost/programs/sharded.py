@@ -10,6 +10,7 @@ from benchmark.cost.programs.writer import Writer
 DEEPSPEED_BUCKET = 6_553_600  # elements; reduce_bucket_size of configs/zero*.json
 PREFETCHED = 50_000_000  # elements; stage3_prefetch_bucket_size, DeepSpeed's default
 LIVE = 1e9  # elements; stage3_max_live_parameters, DeepSpeed's default: what is more is gathered again in backward
+Sent = tuple[str, int]  # a message in transit: its key, its bytes
 WHOLE = 100_000  # elements; stage3_param_persistence_threshold of configs/zero3*.json
 
 
@@ -44,7 +45,10 @@ def own_zero1(writer: Writer) -> list[Instruction]:
     """All gradients leave when backward has ended."""
     writer.forward()
     writer.backward()
-    _receive(writer, [_send(writer, block) for block in _send_order(writer)])
+    sent: list[Sent] = []
+    for block in _send_order(writer):
+        _send(writer, block, sent, most=2)
+    _receive(writer, sent)
     return _update_and_gather(writer)
 
 
@@ -52,16 +56,15 @@ def own_zero2(writer: Writer) -> list[Instruction]:
     """A block's gradients leave as soon as they are complete, in a fixed order."""
     writer.forward()
     order, ready = _send_order(writer), set[int | None]()
-    keys: list[str] = []
-    hook = writer.times.scale * writer.times.small.hook
+    sent: list[Sent] = []
     for block, seconds, is_last in backward_by_block(writer):
-        writer.compute("backward", seconds + hook)
+        writer.compute("backward", seconds)
         if is_last:
             ready.add(block)
-        while len(keys) < len(order) and order[len(keys)] in ready:
-            keys.append(_send(writer, order[len(keys)]))
+        while order and order[0] in ready:
+            _send(writer, order.pop(0), sent, most=2)
     writer.compute("backward", writer.step.tail)
-    _receive(writer, keys)
+    _receive(writer, sent)
     return _update_and_gather(writer)
 
 
@@ -77,23 +80,22 @@ def own_zero3(writer: Writer) -> list[Instruction]:
             if index < last:
                 gathers[index + 1] = _gather(writer, index + 1)
         writer.compute("forward", seconds)
-    keys: list[str] = []
+    sent: list[Sent] = []
     begun = {None, last}  # the last block is still whole, and the root
     gathers = {last: ""}
-    hook = writer.times.scale * writer.times.small.hook
     for block, seconds, is_last in backward_by_block(writer):
         if block not in begun:
             writer.wait(gathers[block])
         if block is not None and block > 0 and block - 1 not in gathers:
             gathers[block - 1] = _gather(writer, block - 1)
         begun.add(block)
-        writer.compute("backward", seconds + hook)
+        writer.compute("backward", seconds)
         if is_last:
-            keys.append(_send(writer, block))
+            _send(writer, block, sent, most=1)
     writer.compute("backward", writer.step.tail)
-    _receive(writer, keys)
+    _receive(writer, sent)
     writer.call("all_reduce", BYTES)
-    writer.update(2 * len(keys), writer.model.elements / writer.workers)
+    writer.update(_shards(writer))
     return writer.instructions
 
 
@@ -106,22 +108,31 @@ def _gather(writer: Writer, block: int | None) -> str:
     return writer.start("all_gather", size)
 
 
-def _send(writer: Writer, block: int | None) -> str:
+def _send(writer: Writer, block: int | None, sent: list[Sent], most: int) -> None:
+    """Send a block's gradients; so that at most so many messages are in transit, the oldest one is received before."""
+    if len(sent) == most:
+        _receive(writer, [sent.pop(0)])
     size = padded(writer.model.of_block(block), writer.workers)
     writer.copy("backward", size)
-    return writer.start("all_to_all", size)
+    sent.append((writer.start("all_to_all", size), size))
 
 
-def _receive(writer: Writer, keys: list[str]) -> None:
-    for key, block in zip(keys, _send_order(writer), strict=True):
+def _receive(writer: Writer, sent: list[Sent]) -> None:
+    for key, size in sent:
         writer.wait(key)
-        writer.copy("communication", padded(writer.model.of_block(block), writer.workers))  # the sum over all workers
+        writer.copy("communication", size)  # the sum over all workers
+
+
+def _shards(writer: Writer) -> list[float]:
+    """The elements of the two parts of each shard: matrices, and few biases and norms."""
+    blocks = (padded(writer.model.of_block(block), writer.workers) for block in _send_order(writer))
+    return [size for block in blocks for size in (block / BYTES / writer.workers, 0)]
 
 
 def _update_and_gather(writer: Writer) -> list[Instruction]:
     order = _send_order(writer)
     writer.call("all_reduce", BYTES)  # the common norm
-    writer.update(2 * len(order), writer.model.elements / writer.workers)
+    writer.update(_shards(writer))
     keys = []
     for block in order:
         size = padded(writer.model.of_block(block), writer.workers) / writer.workers
@@ -168,7 +179,7 @@ def fsdp(writer: Writer) -> list[Instruction]:
             reduce(block)
     writer.compute("backward", writer.step.tail)
     writer.call("all_reduce", BYTES * len(model.weights))  # the norms
-    writer.update(len(model.weights), sum(rows([weight], workers) for weight in model.weights) / BYTES)
+    writer.update([rows([weight], workers) / BYTES for weight in model.weights])
     return writer.instructions
 
 
@@ -188,8 +199,9 @@ def zero12(writer: Writer) -> list[Instruction]:
         _backward_in_deepspeed_buckets(writer)
     for _ in range(2):  # overflow, norm
         writer.call("all_reduce", BYTES)
-    writer.update(2, model.elements / workers)
-    for share in _groups(model.weights, workers):
+    shares = _groups(model.weights, workers)
+    writer.update([share / BYTES for share in shares])
+    for share in shares:
         writer.copy("communication", share * workers)
         writer.call("all_gather", share)
     return writer.instructions
@@ -220,7 +232,7 @@ def zero3(writer: Writer) -> list[Instruction]:
     _backward_in_deepspeed_buckets(writer)
     for _ in range(2):
         writer.call("all_reduce", 2 * BYTES)
-    writer.update(len(model.weights), model.elements / workers)
+    writer.update([weight.elements / workers for weight in model.weights])
     for weight in model.weights:
         if weight.elements <= WHOLE:
             writer.call("all_gather", BYTES * math.ceil(weight.elements / workers))

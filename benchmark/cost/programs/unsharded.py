@@ -98,9 +98,8 @@ def _backward_in_buckets(writer: Writer, buckets: list[list[Weight]]) -> None:
     missing = [{weight.name for weight in bucket} for bucket in buckets]
     sizes = [sum(weight.bytes for weight in bucket) for bucket in buckets]
     keys: list[str] = []
-    hook = writer.times.scale * writer.times.small.hook
     for name, seconds in writer.step.backward.items():
-        writer.compute("backward", seconds + (hook if writer.workers > 1 else 0.0))
+        writer.compute("backward", seconds)
         for names in missing:
             names.discard(name)
         while len(keys) < len(buckets) and not missing[len(keys)]:

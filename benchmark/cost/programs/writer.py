@@ -1,6 +1,7 @@
 """What each strategy runs in a step, as programs for the simulator; a Writer has what strategies have in common."""
 
 import importlib
+from collections.abc import Sequence
 
 from benchmark.cost.architecture import Architecture
 from benchmark.cost.calibration import Profile
@@ -55,13 +56,13 @@ class Writer:
     def backward(self) -> None:
         self.compute("backward", sum(self.step.backward.values()) + self.step.tail)
 
-    def update(self, tensors: float, elements: float) -> None:
-        """Clip, update, and drop the gradients."""
-        self.compute("optimizer", self.times.update(tensors, elements))
+    def update(self, sizes: Sequence[float]) -> None:
+        """Clip, update, and drop the gradients of tensors with so many elements each."""
+        self.compute("optimizer", self.times.update(sizes))
 
     def updated(self) -> list[Instruction]:
         """Return the program, which ends with the update of the whole model."""
-        self.update(len(self.model.weights), self.model.elements)
+        self.update([weight.elements for weight in self.model.weights])
         return self.instructions
 
 

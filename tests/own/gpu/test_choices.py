@@ -17,9 +17,10 @@ from common.arguments import parse_glue_arguments, parse_gpt2_arguments
 from common.errors import InputError
 from common.record import Record
 from common.timeline import clocks
-from common.workers import driver, process_group, watchdog
+from common.workers import machine as own_machine
+from common.workers import process_group, watchdog
 from common.workers.collectives import CollectiveLog, recorded
-from common.workers.gpus import device_and_backend, workers_on_machine
+from common.workers.machine import device_and_backend, workers_on_machine
 from common.workers.process_group import Worker
 from pipeline.run_gpt2 import use_cpu_with_one_gpu
 from tests.own.gpu.fake_gpu import joined
@@ -107,22 +108,22 @@ def test_the_last_error_of_nccl_is_shown_and_only_a_peer_that_is_gone_is_lost_co
 def test_a_torch_without_cuda_beside_a_driver_is_said_at_the_start(machine, monkeypatch, capsys, tmp_path):
     machine(0)
     monkeypatch.setattr(torch.version, "cuda", None)
-    monkeypatch.setattr(driver, "DRIVER", tmp_path / "version")
-    driver.DRIVER.write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  560.35.05  Release Build\n")
+    monkeypatch.setattr(own_machine, "DRIVER", tmp_path / "version")
+    own_machine.DRIVER.write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  560.35.05  Release Build\n")
 
     choice = device_and_backend(1, no_cuda=False, backend=None, speaks=True)
 
     assert choice == (False, "gloo")
     assert "was built without CUDA, so the CPU is used" in capsys.readouterr().out
-    assert driver.nvidia_driver() == "560.35.05"
+    assert own_machine.nvidia_driver() == "560.35.05"
     device_and_backend(1, no_cuda=True, backend=None, speaks=True)
     assert capsys.readouterr().out == ""
 
 
 def test_runs_that_are_compared_use_the_cpu_if_one_of_them_must(machine, monkeypatch):
     machine(1)
-    monkeypatch.setattr(driver, "nvidia_driver", lambda: "550.54")
-    assert (driver.no_cuda_for(4), driver.no_cuda_for(1)) == (["--no_cuda"], [])
+    monkeypatch.setattr(own_machine, "nvidia_driver", lambda: "550.54")
+    assert (own_machine.no_cuda_for(4), own_machine.no_cuda_for(1)) == (["--no_cuda"], [])
 
 
 @pytest.mark.parametrize(

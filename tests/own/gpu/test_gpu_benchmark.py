@@ -35,7 +35,7 @@ from benchmark.training.workload import to_device
 from cluster import emulate, gpu_check
 from common.paths import ROOT
 from common.record import Record
-from common.timeline import capture, collect, parts, trace
+from common.timeline import capture, parts, run_timeline, trace
 from common.timeline.clocks import Clock, Reading
 from common.timeline.profile_events import Profile
 from common.timeline.waiting import Message
@@ -298,7 +298,7 @@ def test_a_message_from_rank_to_rank_is_counted_once():
     def sent(backend):
         return Payload().of_engine(engine, SimpleNamespace(world_size=1, backend=backend), 1)["bytes"]
 
-    assert [sent(backend) for backend in ("gloo", "nccl")] == [5.0, 0.0]
+    assert [sent(backend) for backend in ("gloo", "nccl")] == [5.0, 5.0]  # no backend's are among the collectives
 
 
 def test_the_figures_of_a_gpu_are_those_of_the_workers_own(monkeypatch):
@@ -318,12 +318,12 @@ def test_the_end_of_a_launch_on_a_gpu_is_not_taken_for_that_of_a_message(monkeyp
     capturing.seen.steps, capturing.seen.phases = [(0, (0.0, 1.0))], [("backward", (0.0, 0.9))]
     capturing.stop()
 
-    timeline = collect.assemble("t", "r", [capturing.seen], [Clock(Reading(0.0), Reading(0.0))])
+    timeline = run_timeline.assemble("t", "r", [capturing.seen], [Clock(Reading(0.0), Reading(0.0))])
 
     (row,) = parts.parts(timeline)
     assert (row.exposed, row.waiting, row.hidden) == (None, None, None)
     assert row.computing == pytest.approx(0.9)
-    assert timeline.notes == (collect.ON_GPU,)
+    assert timeline.notes == (run_timeline.ON_GPU,)
 
 
 def test_what_a_gpu_does_not_tell_is_a_dash_in_the_table_also_from_a_file(tmp_path):

@@ -1,21 +1,55 @@
-"""Decides, before the workers of a machine join, whether they use its GPUs: NCCL needs a GPU for each of them."""
+"""What this machine has: GPUs, the NVIDIA driver, addresses. torch is imported only when a function needs it."""
 
+import re
+import shutil
+import socket
 from collections.abc import Mapping
-
-import torch
+from pathlib import Path
 
 from common.errors import InputError
-from common.workers.driver import nvidia_driver
 
+DRIVER = Path("/proc/driver/nvidia/version")  # of Linux' NVIDIA driver
 WITHOUT_CUDA = (
     "this machine has an NVIDIA driver, but torch {} was built without CUDA, so the CPU is used; "
     "to use the GPUs, run `rm -r .venv; make setup` on a machine with a GPU"
 )
 
 
+def nvidia_driver() -> str:
+    """Return the version of the NVIDIA driver, "unknown version" if only its tools are found, "" without a driver."""
+    if DRIVER.exists():
+        found = re.search(r"\d+\.\d+(\.\d+)?", DRIVER.read_text())
+        return found[0] if found else "unknown version"
+    return "unknown version" if shutil.which("nvidia-smi") else ""
+
+
 def count_gpus() -> int:
     """Return the number of GPUs that torch can use."""
+    import torch
+
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def no_cuda_for(workers: int) -> list[str]:
+    """Return --no_cuda if `workers` workers on this machine cannot have a GPU each: for runs that are compared."""
+    return ["--no_cuda"] if nvidia_driver() and count_gpus() < workers else []
+
+
+def own_address(address: str) -> str:
+    """Return this machine's own address on the way to `address`."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((address, 9))  # a datagram socket: this asks the routing table and sends nothing
+        return probe.getsockname()[0]
+
+
+def interfaces() -> dict[str, str]:
+    """Return the IPv4 addresses of this machine, each with the name of its interface; {} if psutil is missing."""
+    try:
+        import psutil
+    except ImportError:  # `make setup` has not been run
+        return {}
+    found = psutil.net_if_addrs().items()
+    return {entry.address: name for name, entries in found for entry in entries if entry.family == socket.AF_INET}
 
 
 def workers_on_machine(world_size: int, master_ip: str, environment: Mapping[str, str]) -> int:
@@ -29,11 +63,13 @@ def workers_on_machine(world_size: int, master_ip: str, environment: Mapping[str
 
 
 def device_and_backend(workers: int, no_cuda: bool, backend: str | None, speaks: bool) -> tuple[bool, str]:
-    """Return whether the workers of this machine use the CPU, and their backend.
+    """Return whether the workers of this machine use the CPU, and their backend: NCCL needs a GPU for each of them.
 
     backend: --backend, None if it was not given. speaks: print one line if GPUs stay unused; rank 0 does.
     Raises InputError if NCCL was asked for and cannot be used.
     """
+    import torch
+
     gpus = 0 if no_cuda else count_gpus()
     if gpus >= workers:
         return False, backend or "nccl"

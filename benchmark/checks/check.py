@@ -1,0 +1,49 @@
+"""What the checks share: flags, a table for each part, the figures as the last line, the exit code.
+
+A part is a function of the flags and returns rows: figures by name, and "holds", whether they are within their bounds
+(left out: there are none). A list of three is a median and the ends of its interval.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from benchmark.measure.machine import environment, machine_line
+from benchmark.measure.output import rows_table
+from benchmark.names import command_parser, names_of
+from common.flags import Parser
+
+Row = dict[str, Any]
+Part = Callable[[argparse.Namespace], list[Row]]
+
+
+class SkippedError(Exception):
+    """Why a part cannot run here."""
+
+
+def check_parser(command: str, about: str | None) -> Parser:
+    """Return the parser of a check, which is a module of benchmark/; it adds flags of its own."""
+    parser = command_parser(command, about)
+    parser.add_argument("--quick", action="store_true", help="smallest sizes, takes seconds; times are not judged")
+    return parser
+
+
+def run_parts(parser: Parser, parts: Mapping[str, Part], **quick: Any) -> None:
+    """Run the parts that --only names; exits with 0 only if all of their rows hold. quick: flags that --quick sets."""
+    parser.add_argument("--only", "--parts", default="all", help=f"of {', '.join(parts)} (all)")
+    arguments = parser.parse_args()
+    if arguments.quick:
+        vars(arguments).update(quick)
+    begin, found = environment(), {}
+    for name in names_of("--only", arguments.only, parts):
+        try:
+            found[name] = parts[name](arguments)
+        except SkippedError as reason:
+            found[name] = [{"skipped": str(reason)}]
+        print(f"\n{name}\n{rows_table(found[name])}", flush=True)
+    holds = all(row.get("holds", True) for rows in found.values() for row in rows)
+    print(f"\n{machine_line(begin)}; all bounds hold: {holds}")
+    print(json.dumps({"holds": holds, **found, "environment": begin}))
+    sys.exit(not holds)
