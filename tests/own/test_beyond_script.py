@@ -1,79 +1,34 @@
-"""The script of the bonus lessons as its README starts it: losses of task 3, messages and bytes, SLURM, bad flags."""
+"""The script of the bonus lessons as its README starts it: losses of task 3, messages and bytes, bad flags."""
 
 import functools
-import json
-import os
-import random
 import re
-import socket
 import subprocess
-import sys
 
 import pytest
 
 from common.arguments import parse_beyond_arguments
 from common.errors import InputError
 from common.paths import ROOT
-from tests.own.warm import Script
+from tests.own import workers
+from tests.own.workers import mean_losses
 
 FLAGS = ("--dropout", "0", "--max_steps", "5", "--batch_size", "8")
 WORKERS = 2
-
-
-def free_port_of_slurm() -> int:
-    """A free port among those that cluster/course.sbatch takes: 20000 and the last four digits of the job."""
-    while True:
-        port = random.randrange(20000, 30000)
-        try:
-            with socket.create_server(("127.0.0.1", port)):
-                return port
-        except OSError:
-            continue
-
-
-def started_by_hand(script, folder, *flags, count=WORKERS):
-    """One command line for each worker."""
-    folder.mkdir()
-    words = ["--master_ip", "127.0.0.1", "--master_port", free_port_of_slurm(), "--world_size", count]
-    words += ["--output_dir", folder, "--overwrite_output_dir", *FLAGS, *flags]
-    workers = [
-        Script(ROOT / script, [*words, "--local_rank", rank], folder / f"log{rank}.txt") for rank in range(count)
-    ]
-    assert [worker.wait(timeout=240) for worker in workers] == [0] * count, (folder / "log0.txt").read_text()
-
-
-def started_by_slurm(script, folder, *flags):
-    """cluster/course.sbatch, with an srun that starts its tasks here."""
-    folder.mkdir()
-    fakes = {
-        "scontrol": "echo 127.0.0.1",
-        "srun": 'for SLURM_PROCID in 0 1; do export SLURM_PROCID; "${@:2}" & done; wait -n && wait -n',
-    }
-    for name, body in fakes.items():
-        (folder / name).write_text(f"#!/bin/bash\n{body}\n")
-        (folder / name).chmod(0o755)
-    slurm = {"SLURM_JOB_NODELIST": "node7", "SLURM_NTASKS": str(WORKERS), "SLURM_CPUS_PER_TASK": "1"}
-    slurm |= {"SLURM_JOB_ID": str(free_port_of_slurm()), "PYTHON": sys.executable}
-    environment = os.environ | slurm | {"PATH": f"{folder}:{os.environ['PATH']}"}
-    command = ["bash", "cluster/course.sbatch", script, *FLAGS, *flags, "--output_dir", str(folder / "out")]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    for file in (folder / "out").iterdir():
-        file.rename(folder / file.name)
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """{name: the records of both workers}; all with the same seed, batch and steps."""
     folder = tmp_path_factory.mktemp("runs")
-    overlap = ("--strategy", "overlap", "--bucket_mb")
-    started_by_hand("task3_ddp/run_gpt2.py", folder / "task 3")
-    started_by_hand("beyond/run_gpt2.py", folder / "ring", "--strategy", "ring")
-    started_by_hand("beyond/run_gpt2.py", folder / "one bucket", *overlap, "100")
-    started_by_slurm("beyond/run_gpt2.py", folder / "many buckets", *overlap, "0.1")
+    started = {
+        "task 3": ("task3_ddp/run_gpt2.py",),
+        "ring": ("beyond/run_gpt2.py", "--strategy", "ring"),
+        "one bucket": ("beyond/run_gpt2.py", "--strategy", "overlap", "--bucket_mb", 100),
+        "many buckets": ("beyond/run_gpt2.py", "--strategy", "overlap", "--bucket_mb", 0.1),
+    }
     return {
-        run.name: [json.loads((run / f"rank{rank}.json").read_text()) for rank in range(WORKERS)]
-        for run in folder.iterdir()
+        name: workers.run(ROOT / script, WORKERS, folder / name, *FLAGS, *flags)
+        for name, (script, *flags) in started.items()
     }
 
 
@@ -144,17 +99,10 @@ def on_grids(tmp_path_factory):
 
     @functools.cache
     def records(name):
-        count, strategy, *flags = GRIDS[name]
-        started_by_hand("beyond/run_gpt2.py", folder / name, "--strategy", strategy, *flags, count=count)
-        return [json.loads((folder / name / f"rank{rank}.json").read_text()) for rank in range(count)]
+        count, *flags = GRIDS[name]
+        return workers.run(ROOT / "beyond/run_gpt2.py", count, folder / name, *FLAGS, "--strategy", *flags)
 
     return records
-
-
-def mean_losses(records):
-    """Of every step, over all workers."""
-    every = [[step["loss"] for step in record["iterations"]] for record in records]
-    return [sum(step) / len(step) for step in zip(*every, strict=True)]
 
 
 @pytest.mark.medium

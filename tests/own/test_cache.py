@@ -3,12 +3,17 @@
 import hashlib
 import itertools
 import multiprocessing
+import os
 import random
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from transformers import BertModel
 
 from cluster.random_bert import random_bert
@@ -19,6 +24,7 @@ from common.data.oscar import load_blocks
 from common.data.sample_data import oscar_sample_file
 from common.errors import InputError
 from common.models.load import KINDS, load_tokenizer, model_path
+from common.paths import ROOT
 
 pytestmark = pytest.mark.medium
 
@@ -51,8 +57,14 @@ def filled(tmp_path_factory):
     cache = tmp_path_factory.mktemp("filled") / "cache"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("COS598D_CACHE", str(cache))
+        before = random_states()
         fill()
+        assert random_states() == before
     return cache
+
+
+def random_states() -> tuple:
+    return torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()
 
 
 @pytest.fixture
@@ -61,7 +73,16 @@ def cache(tmp_path, monkeypatch) -> Path:
     return tmp_path / "cache"
 
 
-KILLS = [0, *(pytest.param(number, marks=pytest.mark.proof) for number in range(1, 4))]
+def test_every_process_makes_the_same_bytes_whatever_its_hash_seed_and_locale(filled, cache):
+    command = [sys.executable, "-c", "from tests.own.test_cache import fill; fill()"]
+    own = {"PYTHONHASHSEED": "1", "PYTHONUTF8": "0", "LC_ALL": "C"}
+
+    subprocess.run(command, cwd=ROOT, env=os.environ | own, check=True)
+
+    assert files_of(cache) == files_of(filled)
+
+
+KILLS = [3, *(pytest.param(number, marks=pytest.mark.proof) for number in range(3))]
 KILLS += [pytest.param(number, marks=pytest.mark.slow) for number in range(4, 100)]
 
 

@@ -8,14 +8,14 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.own import glue_server
 from tests.own.glue_server import COMPLETE, PAIRS, Server, command, names, refused, rte, run, tsv
+from tests.own.started_processes import wait_for
 
 pytestmark = pytest.mark.medium
 
@@ -32,13 +32,6 @@ def run_until_the_middle(data_dir: Path, server: Server) -> int:
     server.send_at_most = None
     server.log.clear()
     return half
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "what the test waits for did not happen"
-        time.sleep(0.005)
 
 
 def test_a_broken_download_goes_on_where_it_stopped(server: Server, data_dir: Path) -> None:
@@ -69,7 +62,7 @@ def stalled(server: Server, data_dir: Path) -> Iterator[subprocess.Popen[str]]:
     signal.signal(signal.SIGINT, before)
     part = data_dir / "RTE.zip.part"
     try:
-        wait_until(lambda: part.exists() and part.stat().st_size == server.send_at_most)
+        wait_for(lambda: part.exists() and part.stat().st_size == server.send_at_most, "the first half")
         yield process
     finally:
         process.kill()
@@ -107,7 +100,7 @@ def test_of_two_runs_at_once_the_second_waits_and_takes_over(
 ) -> None:
     second = subprocess.Popen(command(data_dir, "--mirror", server.url))
     try:
-        wait_until(lambda: holds_a_lock_file_open(second.pid) or len(server.log) > 1)
+        wait_for(lambda: holds_a_lock_file_open(second.pid) or len(server.log) > 1, "the second run")
         assert len(server.log) == 1
         server.send_at_most = None
         assert server.go_on

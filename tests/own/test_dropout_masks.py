@@ -1,21 +1,59 @@
-"""Which ranks drop the same units: none in data parallel training; in a tensor group, those with equal activations."""
+"""Which ranks drop the same units: none in data parallel training; in a tensor group, those with equal activations.
 
-import json
+Masks depend on the random numbers alone, so each rank runs in this process, in a group that moves nothing. The state of
+the generator stands for the mask: it is the same exactly if the masks are.
+"""
+
+import hashlib
 
 import pytest
+import torch
+from torch import nn
+from torch.nn import functional
 
 from common.paths import ROOT
-from tests.own.workers import run
+from tests.own.gpu.fake_gpu import script
 
 pytestmark = pytest.mark.medium
 
 OWN_SEED = "set_seed(config.seed + worker.rank"
+FLAGS = ("--no_cuda", "--dropout", "0.1")
+SHORT = ("--batch_size", "8", "--model_max_length", "16")  # so little that no operation takes several threads
 
 
-def masks(folder, script, *flags, world_size=2):
-    """The masks that each rank drew in two steps."""
-    run(ROOT / "tests/own/dropout_masks.py", world_size, folder, ROOT / script, folder, *flags, "--max_steps", 2)
-    return [json.loads((folder / f"masks_{rank}.json").read_text()) for rank in range(world_size)]
+def generator():
+    """The state of the random numbers, as a short text."""
+    return hashlib.sha256(torch.get_rng_state().numpy().tobytes()).hexdigest()[:16]
+
+
+@pytest.fixture
+def masks(tmp_path, monkeypatch):
+    """Run a script as each rank; return the masks that it drew in two steps, in the order of the calls."""
+    drawn: dict[str, list[str]] = {}
+    forward, attend = nn.Dropout.forward, functional.scaled_dot_product_attention
+
+    def watched_forward(self, x):
+        if self.training and self.p > 0:
+            drawn["activations"].append(generator())
+        return forward(self, x)
+
+    def watched_attend(*arguments, dropout_p=0.0, **keywords):
+        if dropout_p > 0:
+            drawn["attention"].append(generator())
+        return attend(*arguments, dropout_p=dropout_p, **keywords)
+
+    monkeypatch.setattr(nn.Dropout, "forward", watched_forward)
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", watched_attend)
+
+    def run(module, *flags, world_size=2):
+        found = []
+        for rank in range(world_size):
+            drawn.update(activations=[], attention=[])
+            script(module, tmp_path, rank, world_size, *FLAGS, *flags)
+            found.append(drawn.copy())
+        return found
+
+    return run
 
 
 def differ(first, second):
@@ -24,8 +62,10 @@ def differ(first, second):
     return bool(pairs) and all(a != b for a, b in pairs)
 
 
-def test_two_workers_drop_different_units(tmp_path):
-    first, second = masks(tmp_path, "task2b_allreduce/run_glue.py", "--do_train", "--per_gpu_train_batch_size", 4)
+def test_two_workers_drop_different_units(masks):
+    first, second = masks(
+        "task2b_allreduce.run_glue", "--do_train", "--per_gpu_train_batch_size", "4", "--max_seq_length", "32"
+    )
 
     assert differ(first, second)
 
@@ -37,17 +77,15 @@ def test_every_script_with_several_workers_has_a_seed_for_each():
     assert without == ["task1_single"]
 
 
-def test_a_tensor_group_drops_the_same_activations_and_each_rank_its_own_attention_weights(tmp_path):
-    first, second = masks(tmp_path, "beyond/run_gpt2.py", "--strategy", "tensor", "--batch_size", 8)
+def test_a_tensor_group_drops_the_same_activations_and_each_rank_its_own_attention_weights(masks):
+    first, second = masks("beyond.run_gpt2", "--strategy", "tensor", *SHORT)
 
     assert first["activations"] == second["activations"] != []
     assert first["attention"] and not set(first["attention"]) & set(second["attention"])
 
 
-@pytest.mark.proof
-def test_the_tensor_groups_of_a_grid_drop_different_units(tmp_path):
-    flags = ("--strategy", "grid", "--grid", "data=2,tensor=2", "--batch_size", 8)
-    ranks = masks(tmp_path, "beyond/run_gpt2.py", *flags, world_size=4)
+def test_the_tensor_groups_of_a_grid_drop_different_units(masks):
+    ranks = masks("beyond.run_gpt2", "--strategy", "grid", "--grid", "data=2,tensor=2", *SHORT, world_size=4)
 
     assert ranks[0]["activations"] == ranks[1]["activations"] and ranks[2]["activations"] == ranks[3]["activations"]
     assert differ(ranks[0], ranks[2]) and differ(ranks[1], ranks[3])

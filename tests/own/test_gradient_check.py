@@ -40,13 +40,11 @@ def test_the_factor_the_parameters_and_the_cause_are_named(change, words):
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize(("divisor", "words"), [
-    ("world_size", RIGHT), ("1", "x 2.0000 (every parameter): they were summed"),
-])  # fmt: skip
-def test_a_run_of_two_workers_says_whether_its_gradients_are_right(tmp_path, divisor, words):
+def test_a_run_of_two_workers_says_what_is_wrong_with_its_gradients(tmp_path):
+    """test_task_scripts.py runs a right one."""
     script, right = tmp_path / "run_glue.py", (ROOT / "task2b_allreduce/run_glue.py").read_text()
-    script.write_text(right.replace("parameter.grad /= world_size", f"parameter.grad /= {divisor}"))
+    script.write_text(right.replace("parameter.grad /= world_size", "parameter.grad /= 1"))
 
-    run(script, 2, tmp_path / "out", "--max_steps", 1, "--dropout", 0, "--check_gradients", "--no_cuda")
+    run(script, 2, tmp_path / "out", "--max_steps", 1, "--dropout", 0, "--check_gradients", "--no_cuda", "--do_train")
 
-    assert f"gradient: {words}" in (tmp_path / "out/log0.txt").read_text()
+    assert "gradient: x 2.0000 (every parameter): they were summed" in (tmp_path / "out/log0.txt").read_text()

@@ -75,15 +75,6 @@ def test_a_rank_that_ends_well_leaves_the_others_at_work(stub):
 # -------------------------------------------------------------------------------- nothing is left behind
 
 
-def test_ranks_that_ignore_sigterm_and_their_children_are_killed(stub):
-    script = stub("stubborn_family")
-
-    result = launch(script, "fail")
-
-    assert result.returncode == 5
-    assert processes_with(script.parent) == []
-
-
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL)
 FEW = ((signal.SIGKILL, os.kill), (signal.SIGINT, os.killpg))  # Ctrl-C goes to the whole group
 ENDS = [
@@ -93,7 +84,7 @@ ENDS = [
 
 
 @pytest.mark.parametrize(("number", "send"), ENDS)
-def test_however_the_launcher_is_stopped_no_process_is_left(stub, tmp_path, number, send):
+def test_however_the_launcher_is_stopped_no_rank_that_ignores_sigterm_is_left(stub, tmp_path, number, send):
     script = stub("stubborn_family")
     with started("-m", "cluster.launch", "--workers", "2", "--", script, start_new_session=True) as process:
         wait_for(lambda: all((tmp_path / f"ready-{rank}").exists() for rank in range(2)), "both ranks")

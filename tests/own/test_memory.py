@@ -7,14 +7,13 @@ import torch
 from transformers import GPT2Config
 
 from beyond.step_memory import fitting, gpt2_sizes, peak
-from cluster.launch import free_port
 from common.paths import ROOT
 from common.peak_memory import MB, PeakMemory, alive_bytes
+from tests.own import workers
 from tests.own.warm import Script
 
 CPU = torch.device("cpu")
 LARGE = 20_000_000  # bytes of a tensor: far above what else is allocated meanwhile
-TOO_LONG = 300  # seconds
 
 if alive_bytes(CPU) is None:
     pytest.skip("the C library does not say what is alive", allow_module_level=True)
@@ -125,27 +124,14 @@ def test_the_advice_names_what_fits_and_not_what_has_just_failed():
 
 @pytest.mark.medium
 def test_a_run_of_the_bonus_reports_its_peak_and_ends_at_a_limit_with_one_line(tmp_path):
-    def start(name, *more):
-        words = [
-            "--strategy",
-            "overlap",
-            "--max_steps",
-            2,
-            "--no_cuda",
-            "--batch_size",
-            8,
-            "--output_dir",
-            tmp_path / name,
-        ]
-        words += ["--master_port", free_port(), *more]
-        return Script(ROOT / "beyond/run_gpt2.py", words, tmp_path / f"{name}.log")
+    script, words = ROOT / "beyond/run_gpt2.py", ("--strategy", "overlap", "--max_steps", 2, "--batch_size", 8)
+    runs = workers.start(script, 1, tmp_path / "free", *words)
+    runs += workers.start(script, 1, tmp_path / "limited", *words, "--memory_limit_mb", 5)
 
-    free, limited = start("free"), start("limited", "--memory_limit_mb", 5)
-
-    assert (free.wait(TOO_LONG), limited.wait(TOO_LONG)) == (0, 2)
-    memory = json.loads((tmp_path / "free" / "rank0.json").read_text())["memory"]
+    assert workers.wait(runs) == [0, 2]
+    memory = json.loads((tmp_path / "free/run/rank0.json").read_text())["memory"]
     assert memory["persistent_bytes"] < memory["peak_bytes"] < memory["process_peak_bytes"]
-    assert "a step needs" in (tmp_path / "free.log").read_text()
-    said = (tmp_path / "limited.log").read_text()
+    assert "a step needs" in (tmp_path / "free/log0.txt").read_text()
+    said = (tmp_path / "limited/log0.txt").read_text()
     assert said.count("--memory_limit_mb: expected to need at most 5 MB") == 1
     assert "Traceback" not in said

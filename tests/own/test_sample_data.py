@@ -3,16 +3,12 @@
 import csv
 import json
 import multiprocessing
-import os
-import subprocess
-import sys
 
 import pytest
 from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.linear_model import LogisticRegression
 
 from common.data import sample_data
-from common.paths import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -90,28 +86,6 @@ def test_the_text_is_long_enough_and_has_the_oddities_of_real_pages(records):
     assert {"\u2028", "\u0085", "é"} <= set(everything) and "" in contents
     assert len(contents) > len(set(contents))
     assert {len(content) < 12 for content in contents} == {True, False}
-
-
-DIGESTS = """
-import hashlib, random
-random.seed(); before = random.getstate()
-from common.data import sample_data
-folder = sample_data.glue_sample_dir()
-files = [folder / "train.tsv", folder / "dev.tsv", sample_data.oscar_sample_file()]
-assert random.getstate() == before
-made = str([hashlib.sha256(file.read_bytes()).hexdigest() for file in files])
-"""
-
-
-def test_every_process_makes_the_same_bytes_whatever_its_hash_seed_and_random_state(tmp_path):
-    here: dict = {}
-    exec(DIGESTS, here)
-
-    own = {"COS598D_CACHE": str(tmp_path), "PYTHONHASHSEED": "1", "PYTHONUTF8": "0", "LC_ALL": "C"}
-    command = [sys.executable, "-c", DIGESTS + "print(made)"]
-    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **own}, capture_output=True, check=True)
-
-    assert done.stdout.decode().strip() == here["made"]
 
 
 def _make_when_told(start, results):

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from cluster.launch import free_port
+from common.gradient_check import RIGHT
 from common.paths import ROOT
 from tests.own import workers
 from tests.own.warm import Script
@@ -19,7 +20,11 @@ from tests.own.workers import mean_losses
 pytestmark = pytest.mark.medium
 
 STEPS = 4
-TASKS = {"task1_single": 1, "task2a_gather_scatter": 2, "task2b_allreduce": 3, "task3_ddp": 2}
+TASKS = {  # workers, and flags; one worker: see test_real_steps.py
+    "task2a_gather_scatter": (2, "--do_train"),
+    "task2b_allreduce": (3, "--do_train", "--check_gradients"),
+    "task3_ddp": (2,),
+}
 
 
 @pytest.fixture(scope="module")
@@ -32,14 +37,16 @@ def runs(folder):
     """Every task's records, with the same total batch of 12, the same seed and no dropout."""
     flags = ("--dropout", 0, "--max_steps", STEPS, "--per_gpu_train_batch_size")
     return {
-        task: workers.run(ROOT / task / "run_glue.py", count, folder / task, *flags, 12 // count)
-        for task, count in TASKS.items()
+        task: workers.run(ROOT / task / "run_glue.py", count, folder / task, *flags, 12 // count, *more)
+        for task, (count, *more) in TASKS.items()
     }
 
 
-@pytest.mark.parametrize("task", list(TASKS)[1:])
-def test_losses_agree_with_one_worker_on_any_number_of_workers(runs, task):
-    assert mean_losses(runs[task]) == pytest.approx(mean_losses(runs["task1_single"]), abs=1e-5)
+def test_losses_agree_on_any_number_of_workers_and_gradients_are_found_right(runs, folder):
+    losses = [mean_losses(records) for records in runs.values()]
+
+    assert f"gradient: {RIGHT}" in (folder / "task2b_allreduce/log0.txt").read_text()
+    assert losses[0] == pytest.approx(losses[1], abs=1e-5) and losses[0] == pytest.approx(losses[2], abs=1e-5)
 
 
 def test_the_record_has_what_its_readers_rely_on(runs):
@@ -53,9 +60,9 @@ def test_the_record_has_what_its_readers_rely_on(runs):
         assert all(sum(step["phases"].values()) <= step["seconds"] for step in record["iterations"])
         assert record["config"]["seed"] == 42
         assert set(record["versions"]) == {"python", "torch", "transformers"}
+    for rank, record in enumerate(runs["task3_ddp"]):
         assert len(record["evaluations"]) == (1 if rank == 0 else 0)  # only the first worker keeps the metrics
-    of_ddp = runs["task3_ddp"][0]["iterations"][0]["phases"]
-    assert of_ddp["communication"] is None  # it cannot be separated from backward
+        assert record["iterations"][0]["phases"]["communication"] is None  # it cannot be separated from backward
 
 
 def test_losses_are_in_a_file_one_a_line_and_the_first_worker_prints_them_with_metric_and_mean_time(runs, folder):
@@ -69,15 +76,14 @@ def test_losses_are_in_a_file_one_a_line_and_the_first_worker_prints_them_with_m
 
 
 def test_collectives_are_those_of_the_task(runs):
-    size = runs["task1_single"][0]["parameters"] * 4
+    size = runs["task2b_allreduce"][0]["parameters"] * 4
 
     collectives = {
         task: {entry["name"]: entry["bytes"] for entry in records[0]["collectives"]} for task, records in runs.items()
     }
 
-    assert collectives["task1_single"] == {}
     assert collectives["task2a_gather_scatter"] == {"gather": STEPS * size, "scatter": STEPS * size * 2}
-    assert collectives["task2b_allreduce"] == {"all_reduce": STEPS * size}
+    assert collectives["task2b_allreduce"]["all_reduce"] == STEPS * size  # and one all_gather of --check_gradients
     assert collectives["task3_ddp"]["all_reduce"] == STEPS * size
 
 

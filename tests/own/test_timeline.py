@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from cluster.launch import free_port
 from common.paths import ROOT
 from common.timeline.boxes import Box, Step, Timeline, Wait
 from common.timeline.capture import SeenOnRank, collector_off
@@ -23,6 +22,7 @@ from common.timeline.trace import read_trace
 from common.timeline.waiting import Blocked, Message, blocked, by_key, delivered, keys, own_code, waits
 from handin.runs import find_runs
 from handin.task_tables import problem
+from tests.own import workers
 from tests.own.made_timelines import after_backward, during_backward
 from tests.own.timeline_ranks import LAYERS, OWN_CODE, SIZE, SLEEP, SLOW
 from tests.own.warm import Script
@@ -254,11 +254,11 @@ def test_the_parts_add_up_to_the_step_and_every_collective_is_there_with_its_byt
         assert all(a.end <= b.start + 1e-8 for a, b in itertools.pairwise(own))
 
 
-def check_parts(folder: Path, workers: int) -> Timeline:
+def check_parts(folder: Path, count: int) -> Timeline:
     """The files of a run with --timeline 2: the parts of each step add up to what the record has measured."""
     timeline = read_trace(folder / "timeline.json")
     assert timeline.run and (folder / "timeline.png").stat().st_size > 5000 and (folder / "timeline.html").exists()
-    for rank in range(workers):
+    for rank in range(count):
         record = json.loads((folder / f"rank{rank}.json").read_text())
         told = record["timeline"]
         assert told["run"] == timeline.run
@@ -316,19 +316,11 @@ def ran(tmp_path_factory):
     def run(name):
         if name in kept:
             return kept[name]
-        script, workers, flags = SCRIPTS[name]
+        script, count, flags = SCRIPTS[name]
         folder = tmp_path_factory.mktemp(name)
-        words = ["--timeline", 2, "--max_steps", 6, "--dropout", 0, "--output_dir", folder / "out", *flags]
-        if workers > 1:
-            words += ["--master_ip", "127.0.0.1", "--master_port", free_port(), "--world_size", workers]
-        started = [
-            Script(ROOT / script, [*words, *(("--local_rank", rank) if workers > 1 else ())], folder / f"log{rank}")
-            for rank in range(workers)
-        ]
-        codes = [one.wait(timeout=300) for one in started]
-        assert codes == [0] * workers, (folder / "log0").read_text()
-        records = [json.loads((folder / "out" / f"rank{rank}.json").read_text()) for rank in range(workers)]
-        kept[name] = records, check_parts(folder / "out", workers), folder / "out"
+        words = ("--timeline", 2, "--max_steps", 6, "--dropout", 0, *flags)
+        records = workers.run(ROOT / script, count, folder, *words)
+        kept[name] = records, check_parts(folder / "run", count), folder / "run"
         return kept[name]
 
     return run

@@ -113,17 +113,20 @@ def _dispatch(fake: Callable) -> Callable:
 
     def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         if func.namespace == "c10d" and func is not torch.ops.c10d.barrier.default:  # NCCL's barrier makes its own
-            for tensor in tensors:
-                if not (tensor.is_cuda and tensor.is_contiguous()):
+            for tensor in tree_leaves((args, kwargs)):
+                if isinstance(tensor, torch.Tensor) and not (tensor.is_cuda and tensor.is_contiguous()):
                     raise RuntimeError(f"{func}: NCCL needs contiguous CUDA tensors, got one on {tensor.device}")
         elsewhere = torch.device(kwargs.get("device") or "cpu").type != "cpu"
         inside = getattr(thread, "inside", False)  # of an operation on fake tensors, which may be made of others
-        if not (inside or elsewhere or any(isinstance(tensor, FakeTensor) for tensor in tensors)):
+        if not (inside or elsewhere or FakeTensor in types):
             return func(*args, **kwargs)
-        with lock, mock.patch.object(thread, "inside", True, create=True):
-            return fake(self, func, types, args, kwargs)
+        thread.inside = True
+        try:
+            with lock:
+                return fake(self, func, types, args, kwargs)
+        finally:
+            thread.inside = inside
 
     return dispatch
 

@@ -1,6 +1,5 @@
 """What is decided and said about GPUs, with torch's answers in place of a GPU: devices, backends, errors, recorders."""
 
-import os
 import pickle
 import resource
 from types import SimpleNamespace
@@ -268,7 +267,3 @@ def test_a_block_that_backward_gathered_in_vain_is_sent_after_its_gather():
         assert block.gathering is None
         block.wait()
         assert block.flat.values.untyped_storage().nbytes() == block.nbytes
-
-
-def test_tests_hide_gpus_from_the_scripts_that_they_start():
-    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""

@@ -262,19 +262,13 @@ KERNELS = [
 ]
 
 
-def test_only_kernels_are_time_on_the_gpu_and_communication_there():
-    figures = read_trace([*LAUNCHES, *KERNELS], steps=1, on_gpu=True)
+def test_only_kernels_are_time_on_the_gpu_and_communication_there_and_without_them_nothing_is_measured():
+    figures, unknown = (read_trace(events, steps=1, on_gpu=True) for events in ([*LAUNCHES, *KERNELS], LAUNCHES))
 
-    assert [figures[f"{name}_ms"] for name in ("device", "communication", "exposed")] == pytest.approx(
-        [0.11, 0.05, 0.03]
-    )
-
-
-def test_without_kernels_in_the_trace_communication_is_not_measured():
-    figures = read_trace(LAUNCHES, steps=1, on_gpu=True)
-
-    assert set(figures.values()) == {None}
-    assert phases([{"wall": 1.0, "backward": 1.0}], figures, "ddp")["communication"] is None
+    measured = [figures[f"{name}_ms"] for name in ("device", "communication", "exposed")]
+    assert measured == pytest.approx([0.11, 0.05, 0.03])
+    assert set(unknown.values()) == {None}
+    assert phases([{"wall": 1.0, "backward": 1.0}], unknown, "ddp")["communication"] is None
 
 
 def test_the_peak_of_memory_on_a_gpu_is_that_of_the_timed_steps(gpus, monkeypatch):

@@ -1,4 +1,4 @@
-"""Every lesson, task script and engine takes two steps and evaluates on fake GPUs, under NCCL's rule; see scenes.py."""
+"""Every lesson, task script and engine takes steps and evaluates on fake GPUs, under NCCL's rule; see scenes.py."""
 
 import ast
 import shutil
