@@ -63,6 +63,7 @@ def test_links_and_devices_are_left_out(tmp_path, kind):
         ("LARGEST_FILE", 2 << 20, lambda zip: zip.writestr("zeros", bytes(3 << 20)), "files of at most 2 MiB"),
         ("MOST_BYTES", 3 << 20, lambda zip: [zip.writestr(f"f{i}", bytes(1 << 20)) for i in range(4)], "3 MiB in all"),
         ("MOST_FILES", 5, lambda zip: [zip.writestr(f"f{i}", "") for i in range(6)], "at most 5 files"),
+        ("MOST_ENTRIES", 5, lambda zip: [zip.mkdir(f"f{i}") for i in range(6)], "at most 5 entries"),
         ("LARGEST_INDEX", 1000, lambda zip: [zip.writestr(f"folder/file{i}", "") for i in range(50)], "entries"),
     ],
 )

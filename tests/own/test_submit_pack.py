@@ -95,6 +95,11 @@ def test_a_picture_of_the_handout_is_left_out_without_a_line_but_not_one_that_wa
     assert "task3/timeline.png" not in contents.files
 
 
+def test_a_student_is_the_same_however_blanks_and_accents_are_typed():
+    assert make_student(" ab1234 ", " First  Last") == ADA
+    assert make_student("ab1234", "Zoe\u0308 Last") == make_student("ab1234", "Zo\u00eb Last")
+
+
 def test_links_runs_caches_and_what_the_course_gives_are_not_in_it(tree, tmp_path):
     for name in ("course/table.py", "runs/x/rank0.json", "task1_single/__pycache__/run_glue.pyc", "glue_data/RTE/a.py"):
         write(tree[0], name)

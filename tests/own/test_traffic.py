@@ -17,12 +17,11 @@ import torch
 from common.errors import InputError
 from common.flags import link_rate
 from common.paths import ROOT
+from task4_traffic import compare, expected
 from task4_traffic.compare import (
     check_comparable,
     extrapolations,
     observed_by_dstat,
-    plot_epochs,
-    plot_over_time,
     predictions,
     ratios,
     read_run,
@@ -263,6 +262,26 @@ def test_framing_is_what_many_messages_cost_more_than_one_and_the_packet_headers
     }  # fmt: skip
 
 
+def test_a_calibration_sends_every_tensor_as_often_as_it_is_repeated(record, monkeypatch):
+    sent_sizes = []
+    record._counter = SimpleNamespace(mark=lambda event: Sample(0.0, 0, 0, 0, 0))
+    record.worker.pulse = SimpleNamespace(beat=lambda: None)
+    monkeypatch.setattr("torch.distributed.barrier", lambda: None)
+    monkeypatch.setattr("task4_traffic.traffic.all_reduce", lambda tensor: sent_sizes.append(len(tensor)))
+
+    record._measure([torch.zeros(3), torch.zeros(5)], times=2)
+
+    assert sent_sizes == [3, 5, 3, 5]
+
+
+def test_the_table_of_expected_traffic_multiplies_an_iteration_by_those_of_an_epoch():
+    rows = [line.split() for line in expected.table(size=1000, world_size=4, examples=100).splitlines()[1:]]
+
+    # 100 examples, padded, are 25 on each of 4 workers: 7 batches of 4. The ring sends 2 (N-1)/N S.
+    assert ["16", "7", "all_reduce", "any", "1,500", "10,500"] in rows
+    assert ["64", "2", "all_reduce", "any", "1,500", "3,000"] in rows
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A real run on two workers here, which send their gradients in half precision."""
@@ -322,11 +341,15 @@ def test_what_is_no_rate_is_refused(text):
 
 
 @pytest.mark.medium
-def test_both_plots_are_written(folder, tmp_path):
-    plot_over_time(tmp_path / "a.png", folder, 0)
-    plot_epochs(tmp_path / "b.png", [read_run(folder)])
+def test_a_comparison_prints_a_row_for_the_run_and_writes_both_plots(folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["compare.py", str(folder), "--output", str(tmp_path)])
+    compare.main()
 
-    assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in ("a.png", "b.png"))
+    heads, row = (line.split() for line in capsys.readouterr().out.splitlines()[2:4])
+    assert heads[:4] == ["batch", "dtype", "tensors", "S"]
+    assert row[:3] == ["16", "bf16", "41"]
+    plots = (tmp_path / f"traffic_{name}.png" for name in ("over_time", "per_epoch"))
+    assert all(plot.read_bytes().startswith(b"\x89PNG") for plot in plots)
 
 
 @pytest.mark.medium
