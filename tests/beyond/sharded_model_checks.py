@@ -74,6 +74,8 @@ def fail_at(
             advice += f"; it does this only {when(run, one, later[0][0])} ({later[0][1].where})"
     elif key.direction == "backward" and ("gathers", run.piece(key.place)) in got:
         advice = f"{run.place_name(key.place)} stays after forward: backward begins with it"
+    elif key.direction == "backward" and key.place == 0 and ("gathers", run.piece(run.depth - 1)) in got:
+        advice = "no block comes before block 0, and self.blocks[-1] is the last one"
     place = f" ({messages[n][0].call.where})" if messages[n] else ""
     run.grade.fail(f"{where} {doing(run, got)}{place}, expected that it {doing(run, expected)}: {advice}")
 

@@ -168,9 +168,8 @@ def check_members(grade: Grade) -> None:
                 grade.fail(f"{where}a group is a list of whole numbers; {shown}")
             if got[kind] != lists and got[kind] in right:
                 other = KINDS[right.index(got[kind])]
-                grade.fail(
-                    f"{where}these are the {other} groups: which axis is it, and which one is the fastest? {shown}"
-                )
+                advice = "the axes are pipeline, data, tensor, and the last is the fastest"
+                grade.fail(f"{where}these are the {other} groups: {advice}; {shown}")
             expected = {cause: Expected(value, f"{cause}; {shown}") for cause, value in aspects(lists).items()}
             check(grade, where, aspects(got[kind]), expected)
 

@@ -197,6 +197,8 @@ class Reduced:
                 )
             self._check_buckets(step, rank, where, [send.call for send in last.sends])
             advice = "Each parameter's hook must send every complete bucket, in a loop"
+            if step:  # the first step was right
+                advice = "Does finish() reset `missing` of each bucket to the parameters of this bucket?"
             if before:
                 advice = "Does no_sync set sync back to True at its end, also after an exception?"
             if times:

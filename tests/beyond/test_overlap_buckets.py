@@ -102,11 +102,8 @@ def mistake_in_size(case: Case, i: int, bucket: list[int], before: list[int], nb
     """Say whether bucket i is too large, or its first parameter fits into the bucket before it; "" if neither."""
     dtype, limit, size = case["dtypes"][bucket[0]], case["bucket_bytes"], sum(nbytes[k] for k in bucket)
     if size > limit and len(bucket) > 1:
-        in_float32 = 4 * sum(case["sizes"][k] for k in bucket)
-        fits_as_float32 = in_float32 < size and in_float32 <= limit
-        too_large_without_last = size - nbytes[bucket[-1]] > limit
         advice = "check for room before you add a parameter"
-        if fits_as_float32 or too_large_without_last:
+        if size - nbytes[bucket[-1]] > limit:
             advice = f"sizes are bytes (parameter.nbytes): an element of {dtype} has {BYTES[dtype]}"
         return f"bucket {i} holds {size} bytes, more than bucket_bytes: {advice}"
     if not before or case["dtypes"][before[0]] != case["dtypes"][bucket[0]]:

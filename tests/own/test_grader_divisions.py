@@ -89,7 +89,7 @@ def test_for_every_number_of_examples_there_is_a_limit():
     (10, [1 / 3] * 3, [3, 3, 3], "got partitions of"),
     (10, [1 / 3] * 3, [5, 3, 2], "not its share rounded"),
     (8, [0.7, 0.2, 0.1], [6, 2, 0], "loses more by rounding down"),
-    (6, [0.45, 0.45, 0.1], [3, 2, 1], "loses more by rounding down"),
+    (6, [0.45, 0.45, 0.1], [3, 2, 1], "not the places where partitions begin"),
     (100, [0.29, 0.71], [28, 72], "not its share rounded"),
     (9, [0.25] * 4, [2, 2, 2, 3], "of equal sizes the first ones"),
 ])  # fmt: skip

@@ -74,7 +74,7 @@ def test_an_axis_is_a_range_that_doubles_or_a_list(text, axis):
         ("nodes=1..8", "--sweep: expected workers=1..4096, .*; got 'nodes=1..8'"),
         ("workers=8..1", "--sweep workers: expected a range that rises"),
         ("workers=0,1", "--sweep workers: expected numbers from 1 on"),
-        ("rate=-1gbit", "--rate: expected a number with kbit"),
+        ("rate=-1gbit", "--rate: expected a rate such as 1gbit"),
     ],
 )
 def test_an_axis_that_is_none_is_one_clear_line(text, message):

@@ -161,9 +161,11 @@ def check_blocks(grade: Grade, devices: int, sizes: list[int]) -> None:
         grade.fail(f"expected a Pipe in self.h_pp after {calls}, got {kind}")
     if got["partitions"] != right or got["strangers"]:
         grade.fail(f"expected the blocks {right} in the partitions, got {got['partitions']}{wrong_blocks(got)}{again}")
+    keeps_the_first = twice and got["split_size"] == sizes[0]
+    advice = "make a new Pipe in each call" if keeps_the_first else "pass split_size on"
     expected = {
         "split_size": Expected(
-            sizes[-1], f"expected split_size={{expected}}, got a Pipe with {{got}}{again}: pass split_size on"
+            sizes[-1], f"expected split_size={{expected}}, got a Pipe with {{got}}{again}: {advice}"
         ),
         "lost": Expected([], "{got} is missing from the state dict: leave the blocks in self.h"),
         "parameters": Expected([], "the model has a new parameter, {got}: a pipeline has none of its own"),

@@ -251,7 +251,7 @@ def check_group_and_collate(grade: Grade) -> None:
         if not all(one["batches"] for one in by_rank):
             grade.fail(f"{in_words_of(length, batch, ranks)}: the loader gives no batch")
     if not all(one["collated"] for one in (*in_group, *by_arguments)):
-        grade.fail("collate_fn was given but not used: pass it to the DataLoader")
+        grade.fail("collate_fn was given but not used: pass it to the DataLoader by name, collate_fn=...")
     each = [
         [sorted(examples.elements()) for examples in examples_of_ranks(by_rank)]
         for by_rank in (in_group, by_arguments, plain)

@@ -89,7 +89,10 @@ def check_wrapped(grade: Grade, script: str) -> None:
         expected: dict[Any, Expected] = {}
         for rank in range(ranks):
             for name, right in reference.mean(own).items():
-                mistakes = {"a parameter has no gradient: is it frozen, or not part of the wrapped module?": None}
+                mistakes: dict[str, Any] = {
+                    "a parameter has no gradient: is it frozen, or not part of the wrapped module?": None
+                }
+                mistakes["DistributedDataParallel leaves the mean: do not divide it by world_size"] = right / ranks
                 mistakes[cause_of_own_gradients(result, got[0, "class"])] = own[rank][name]
                 mistakes |= averaging.mean_of([one[name] for one in own], rank, payloads, total).mistakes
                 expected[rank, name] = Expected(right, mistakes=mistakes, tolerance=Tolerance(total, SLACK))

@@ -2,6 +2,7 @@
 
 import pickle
 import resource
+from collections import deque
 from types import SimpleNamespace
 from unittest import mock
 
@@ -10,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from beyond.sharded_model import ShardedBlock
+from beyond.sharded_model import ShardedBlock, ShardedModel
 from cluster import doctor
 from common import peak_memory
 from common.arguments import parse_glue_arguments, parse_gpt2_arguments
@@ -261,7 +262,7 @@ def test_a_block_that_backward_gathered_in_vain_is_sent_after_its_gather():
         block.start_gather()
         gather = block.gathering = mock.Mock()
 
-        block.send()
+        ShardedModel.send(SimpleNamespace(in_transit=deque()), block)
 
         gather.wait.assert_called_once_with()
         assert block.gathering is None
