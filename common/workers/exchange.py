@@ -5,7 +5,6 @@ one has ended: its connection closes. The connections are made when all ranks ha
 """
 
 import contextlib
-import itertools
 import json
 import os
 import signal
@@ -26,7 +25,6 @@ from common.workers.rows import DIED, FINISHED, SILENT, STOPPED, Row
 
 POLL_SECONDS = 0.05
 CONNECT_SECONDS = 30
-_NUMBERS = itertools.count()  # of exchanges in one group: a later one must not find the addresses of an earlier one
 SEND_SECONDS = 2  # a process that was stopped by Ctrl-Z takes nothing once its buffer is full
 
 
@@ -141,7 +139,9 @@ class Exchange:
 
     def _connect(self, master_ip: str) -> None:
         """Connect to every lower rank, and let every higher one connect to this."""
-        store = dist.PrefixStore(f"watchdog {next(_NUMBERS)}", dist.distributed_c10d._get_default_store())
+        group_store = dist.distributed_c10d._get_default_store()
+        earlier = (group_store.add("watchdogs", 1) - 1) // (len(self._others) + 1)  # their addresses are still there
+        store = dist.PrefixStore(f"watchdogs {earlier}", group_store)
         with socket.create_server((own_address(master_ip), 0), backlog=len(self._others)) as server:
             place = {"address": server.getsockname(), "process": asdict(Process.own())}
             store.set(str(self._rank), json.dumps(place))
