@@ -109,7 +109,8 @@ class StageProgram:
             self.micro_batch("forward" if direction == "forward" else "backward", i)
         if self.last and self.stage in (0, self.last):  # both have the matrix of embedding and head
             shared = max(weight.bytes for weight in writer.model.of_block(None))
-            self.together("shared", "exchange", shared, 2, (0, self.last))
+            # Both send, as in an exchange; but each direction has a connection of its own, so neither waits.
+            self.together("shared", "hop", shared, 2, (0, self.last))
             writer.copy("communication", shared)
         mine = on_stage(cell, writer.model, self.stage)
         sizes = [elements_of_rank(weight, cell.tensor) for weight in mine]
