@@ -360,7 +360,8 @@ def test_a_table_has_names_to_the_left_and_figures_to_the_right(tmp_path):
 
 
 def test_the_model_s_arithmetic_is_compared_with_the_peak_of_all_gpus(monkeypatch):
-    settings, _ = parse(["--world_size", "2", "--precision", "bf16"])
+    parsed, _ = parse(["--world_size", "2", "--precision", "bf16"])
+    settings = replace(parsed, no_cuda=False)  # with fewer GPUs than workers, it is set
     flops = 3 * sum(describe("gpt2-tiny", settings.length).flops.values())
 
     assert utilisation(settings, 989e12 / flops, "NVIDIA H100 80GB HBM3") == pytest.approx(0.5)
