@@ -32,7 +32,7 @@ def marked(root: Path, file: str, name: str) -> Iterator[tuple[str, list[Any], d
     return ((f"{file}::{test}", values, words) for test, values, words in _marked((root / file).read_bytes(), name))
 
 
-@functools.lru_cache(maxsize=128)  # whoever grades one tree after the other asks for the same files each time
+@functools.lru_cache(maxsize=128)  # a class or a bank reads the same files for each tree
 def _marked(source: bytes, name: str) -> list[tuple[str, list[Any], dict[str, Any]]]:
     found = []
     for function in ast.parse(source).body:

@@ -65,7 +65,7 @@ class Graded:
 
 
 class OneRun:
-    """A pytest plugin that keeps what came of the tests, by the name of their function."""
+    """A pytest plugin that keeps the results of the tests, by the name of their function."""
 
     def __init__(self) -> None:
         self.graded = Graded()

@@ -43,7 +43,7 @@ def test_a_second_backward_before_finish_is_refused():
 
 
 def test_a_kept_gradient_is_a_view_of_a_bucket_and_changes_in_the_next_step():
-    """From the second step on: at the end of the first one the buckets are made anew."""
+    """From the second step on: new buckets are made at the end of the first one."""
     with joined(0, 2):
         model = chain()
         reducer = GradientReducer(model)
