@@ -204,7 +204,7 @@ def describe_error(error: BaseException, sites: Sites, during: str) -> dict:
     if isinstance(error, SyntaxError) and sites.students(error.filename or ""):
         trace.append((sites.students(error.filename or ""), error.lineno or 0, "", (error.text or "").strip()))
     if not trace:  # a line of the grader failed on what the student's code left: its path shows whose line it is
-        trace = [(f.filename.removeprefix(find.ROOT + "/"), f.lineno or 0, f.name, "") for f in frames]
+        trace = [(find.own_path(f.filename), f.lineno or 0, f.name, "") for f in frames]
     code = None
     if isinstance(error, SystemExit):
         code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1

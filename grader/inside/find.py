@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 ROOT = str(Path(__file__).resolve().parents[2])
+SENT = " in a rank"  # ends the names of sources that a rank was sent; Python would read a file of such a name
 
 
 def find_function(name: str) -> Callable:
@@ -16,3 +17,8 @@ def find_function(name: str) -> Callable:
         return getattr(importlib.import_module(module), function)
     finally:
         sys.path.remove(ROOT)
+
+
+def own_path(filename: str) -> str:
+    """Return the path of a file of the grader's checkout, relative to it, or of a source that was sent to the rank."""
+    return filename.removeprefix(ROOT + "/").removesuffix(SENT)

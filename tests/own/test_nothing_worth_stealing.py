@@ -79,10 +79,12 @@ def words_in_memory(pid: int, words: list[str]) -> set[str]:
     return found
 
 
-def search_while_grading(checkout: Path, tree: Path, tests: list[str], words: list[str]) -> tuple[int, set]:
+def search_while_grading(
+    checkout: Path, tree: Path, tests: list[str], words: list[str], one_in: int
+) -> tuple[int, set[tuple[str, str]]]:
     """Grade `tree` with a planted checkout; return how many ranks were stopped, and who had which word.
 
-    One rank in four is searched, and the process that forks it; the ranks of a probe have the same modules.
+    One rank in `one_in` is searched, and the process that forks it; the ranks of a probe have the same modules.
     """
     command = [sys.executable, "-m", "pytest", "-q", f"--tree={tree}", *tests]
     environment = os.environ | {"COS598D_SLOWNESS": "20"}
@@ -92,7 +94,7 @@ def search_while_grading(checkout: Path, tree: Path, tests: list[str], words: li
             for pid in descendants(graders.pid, set()):
                 state, parent = state_and_parent(pid)
                 if state == "T":
-                    if stopped % 4 == 0:
+                    if stopped % one_in == 0:
                         found |= {("a rank", word) for word in words_in_memory(pid, words)}
                         found |= {("the process that forks it", word) for word in words_in_memory(parent, words)}
                     stopped += 1
@@ -103,6 +105,7 @@ def search_while_grading(checkout: Path, tree: Path, tests: list[str], words: li
 
 
 SOME = [
+    "tests/task1/test_bert.py::test_the_pretrained_weights_are_loaded",  # its ranks write a traceback
     "tests/gradients/test_averaging.py::test_all_reduce_leaves_out_what_has_no_gradient",
     "tests/pipeline/test_schedule.py::test_the_schedule_is_as_short_as_it_can_be",
     "tests/pipeline/test_compute.py::test_all_partitions_of_a_clock_cycle_work_at_the_same_time",
@@ -111,13 +114,13 @@ ALL = ["tests", "--ignore", "tests/own"]
 
 
 @pytest.mark.parametrize(
-    "tests",
+    "tests, one_in",
     [
-        pytest.param(SOME, marks=pytest.mark.medium, id="some tests"),
-        pytest.param(ALL, marks=pytest.mark.proof, id="all tests"),  # an untouched hand-in starts no rank
+        pytest.param(SOME, 1, marks=pytest.mark.medium, id="some tests"),
+        pytest.param(ALL, 4, marks=pytest.mark.proof, id="all tests"),  # an untouched hand-in starts no rank
     ],
 )
-def test_ranks_have_in_memory_what_was_handed_in_and_no_line_of_a_solution_a_judge_or_a_bank(tmp_path, tests):
+def test_ranks_have_in_memory_what_was_handed_in_and_no_line_of_a_solution_a_judge_or_a_bank(tmp_path, tests, one_in):
     secret, own = secrets.token_hex(8), secrets.token_hex(8)
     tree, checkout = tmp_path / "tree", tmp_path / "checkout"
     copy_tree(tree)
@@ -126,7 +129,7 @@ def test_ranks_have_in_memory_what_was_handed_in_and_no_line_of_a_solution_a_jud
     assert planted_checkout(checkout, secret) > 100
     stop_at_the_end_of_a_probe(checkout)
 
-    stopped, found = search_while_grading(checkout, tree, tests, [secret, own])
+    stopped, found = search_while_grading(checkout, tree, tests, [secret, own], one_in)
 
     assert stopped >= len(tests)
     assert found == {("a rank", own)}, "the search finds a word that is there"
