@@ -96,8 +96,9 @@ def once(m: int, schedule: Sequence[Actions]) -> str:
         for place, (kind, i) in enumerate(actions):
             if (kind, i) not in expected:
                 words = f"stage {stage} has a {kind} of micro-batch {i}; there are {m}, numbered from 0"
-                is_warm_up = ("backward", 0) in actions[place:]
-                return words + ": limit the warm-up to the micro-batches that there are" * is_warm_up
+                if ("backward", 0) in actions[place:]:  # the warm-up is not over
+                    words += ": limit the warm-up to the micro-batches that there are"
+                return words
     return ""
 
 
