@@ -54,7 +54,7 @@ def sizes_for(link: str) -> list[int]:
 
 
 def execute(plan: CalibrationPlan, workers: int, flags: list[str]) -> dict[str, list[dict[str, Any]]]:
-    """Run a plan on `workers` workers, here or on emulated nodes; return what they found."""
+    """Run a plan on `workers` workers, here or on emulated nodes; return what they measured."""
     about = START + plan.seconds * (bool(plan.sizes) + bool(plan.models) + bool(plan.turns))
     with tempfile.TemporaryDirectory() as folder, clock(f"{plan.link}, {workers} workers", about):
         task, result = Path(folder) / "plan.json", Path(folder) / "result.json"
@@ -66,8 +66,8 @@ def execute(plan: CalibrationPlan, workers: int, flags: list[str]) -> dict[str, 
             code = on_emulated_nodes(MODULE, workers, words, plan.link)
         if code:
             raise InputError(f"calibration of {plan.link} failed with exit code {code}; its messages are above")
-        found: dict[str, list[dict[str, Any]]] = json.loads(result.read_text())
-        return found
+        measured: dict[str, list[dict[str, Any]]] = json.loads(result.read_text())
+        return measured
 
 
 @contextmanager
@@ -79,11 +79,11 @@ def clock(what: str, about: float) -> Iterator[None]:
             yield
 
 
-def merge(calibration: Calibration, found: dict[str, list[dict[str, Any]]]) -> Calibration:
-    """Return the calibration with what was found; an entry replaces an older one of the same thing."""
+def merge(calibration: Calibration, measured: dict[str, list[dict[str, Any]]]) -> Calibration:
+    """Return the calibration with what was measured; an entry replaces an older one of the same thing."""
     lists: dict[str, Any] = {}
     for name, read in stored.READ.items():
-        fresh = [read(entry) for entry in found[name]]
+        fresh = [read(entry) for entry in measured[name]]
         names = {identity(entry) for entry in fresh}
         lists[name] = [entry for entry in getattr(calibration, name) if identity(entry) not in names] + fresh
     now = stored.empty()
@@ -151,21 +151,21 @@ def parse(argv: list[str]) -> argparse.Namespace:
     return arguments
 
 
-def calibrated(calibration: Calibration, wanted: argparse.Namespace) -> Iterator[Calibration]:
-    """Measure what is wanted, piece by piece; yield the calibration after each."""
-    flags = ["--length", str(wanted.length)]
-    for link in wanted.links:
-        plan = CalibrationPlan(link, wanted.workers, sizes_for(link), seconds=wanted.seconds)
+def calibrated(calibration: Calibration, arguments: argparse.Namespace) -> Iterator[Calibration]:
+    """Measure what the command line asks for, piece by piece; yield the calibration after each."""
+    flags = ["--length", str(arguments.length)]
+    for link in arguments.links:
+        plan = CalibrationPlan(link, arguments.workers, sizes_for(link), seconds=arguments.seconds)
         if link == LOOPBACK:
-            plan = replace(plan, models=wanted.models, batches=wanted.batches)
-        calibration = merge(calibration, execute(plan, max(wanted.workers), flags))
+            plan = replace(plan, models=arguments.models, batches=arguments.batches)
+        calibration = merge(calibration, execute(plan, max(arguments.workers), flags))
         yield calibration
-    several = [count for count in wanted.workers if count > 1] or wanted.workers
-    for count in several if LOOPBACK in wanted.links else []:
-        for labels in together(wanted.strategies, count):
-            engines = [(label, wanted.engine_batch) for label in labels]
-            turns = [Turn(model, engines) for model in wanted.models]
-            seconds = wanted.seconds * len(labels) / max(1, len(wanted.strategies)) / len(turns)
+    several = [count for count in arguments.workers if count > 1] or arguments.workers
+    for count in several if LOOPBACK in arguments.links else []:
+        for labels in together(arguments.strategies, count):
+            engines = [(label, arguments.engine_batch) for label in labels]
+            turns = [Turn(model, engines) for model in arguments.models]
+            seconds = arguments.seconds * len(labels) / max(1, len(arguments.strategies)) / len(turns)
             plan = CalibrationPlan(turns=turns, seconds=seconds)
             calibration = merge(calibration, execute(plan, count, flags))
             yield calibration

@@ -56,11 +56,11 @@ def trains(strategy: str, workers: int, blocks: int, limit_mb: int) -> bool:
     """Whether a model of so many blocks takes its steps; raises RuntimeError if it fails for another reason."""
     more = ["--length", str(LENGTH), "--dropped", "2", "--eval_batches", "1", "--memory_limit_mb", str(limit_mb)]
     more += ["--no_cuda", "--hang_seconds", "600"]  # 2,000 parameters as DTensors take FSDP2 minutes on a busy machine
-    found = execute(SweepRun(strategy, model_name(blocks), BATCH, workers), FOLDER, 3, more)
-    if "outcome" in found and "--memory_limit_mb" not in found["message"]:
-        raise RuntimeError(f"{strategy}, {model_name(blocks)}: {found['message']}")
-    print(f"{strategy}, {blocks} blocks: {found.get('message', 'trains')}", file=sys.stderr)
-    return "outcome" not in found
+    result = execute(SweepRun(strategy, model_name(blocks), BATCH, workers), FOLDER, 3, more)
+    if "outcome" in result and "--memory_limit_mb" not in result["message"]:
+        raise RuntimeError(f"{strategy}, {model_name(blocks)}: {result['message']}")
+    print(f"{strategy}, {blocks} blocks: {result.get('message', 'trains')}", file=sys.stderr)
+    return "outcome" not in result
 
 
 def search(strategy: str, workers: int, limit_mb: int) -> Row:

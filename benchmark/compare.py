@@ -37,7 +37,7 @@ import torch.distributed as dist
 
 from benchmark.arguments import add_cosine, parse
 from benchmark.measure.compared import WARM_UP, ComparedStrategy, trace
-from benchmark.measure.intervals import interval, ratio, shown
+from benchmark.measure.intervals import interval, interval_text, ratio
 from benchmark.measure.machine import environment, machine_line
 from benchmark.measure.mfu import utilisation
 from benchmark.measure.output import MB, cell, publish, text_table, write_csv
@@ -115,13 +115,13 @@ def fault(settings: Settings, losses: np.ndarray, norms: list[float | None], rig
     return "" if np.isfinite(losses).all() else "loss is not a number"
 
 
-def evaluate(settings: Settings, base: str, found: dict, begin: dict) -> list[dict]:
+def evaluate(settings: Settings, base: str, rounds: dict, begin: dict) -> list[dict]:
     """One row for each strategy, by speed; those that are wrong have no times, and come last."""
-    seconds, losses = np.array(found["seconds"])[WARM_UP:], np.array(found["losses"])
-    labels, norms, rows = found["labels"], found["norms"], []
+    seconds, losses = np.array(rounds["seconds"])[WARM_UP:], np.array(rounds["losses"])
+    labels, norms, rows = rounds["labels"], rounds["norms"], []
     wrong = [
         {name: proof[name] for name in ("strategy", "gradient", "sentence")}
-        for proof in found["proofs"]
+        for proof in rounds["proofs"]
         if proof["gradient"] != "ok"
     ]
     for column, label in enumerate(labels):
@@ -130,7 +130,7 @@ def evaluate(settings: Settings, base: str, found: dict, begin: dict) -> list[di
             continue
         mean_ratio, low, high = ratio(seconds[:, column], seconds[:, labels.index(base)])
         median, *ends = interval(seconds[:, column] * 1e3)
-        speed, of_workers = settings.examples_per_step / median * 1e3, [some[column] for some in found["figures"]]
+        speed, of_workers = settings.examples_per_step / median * 1e3, [some[column] for some in rounds["figures"]]
         row = {
             "strategy": label,
             "gradient": "ok",
@@ -182,7 +182,7 @@ def table(settings: Settings, rows: list[dict], base: str) -> str:
             lines.append([row["strategy"], *[""] * (len(lines[0]) - 2), row["gradient"]])
             continue
         figures = [cell(row[name], digits, unit) for name, unit, digits in columns.values()]
-        times = [f"{row['step_ms']:.1f}", shown((row["ratio"], *row["ratio_95"]))]
+        times = [f"{row['step_ms']:.1f}", interval_text((row["ratio"], *row["ratio_95"]))]
         lines.append([row["strategy"], *times, *figures, f"{row['loss_difference']:.1e}", "ok"])
     rounds = f"{settings.max_steps - WARM_UP} rounds after {WARM_UP} of warm-up"
     return f"{what_is_trained(settings)}, {settings.precision}, {rounds}\n{text_table(lines)}"
@@ -236,9 +236,9 @@ def main() -> None:
 def report(settings: Settings, missing: list[str], base: str, begin: dict) -> None:
     """Print the table and, as the last line, the figures; keep them in files. Exits with 1 for a fault."""
     folder = settings.output_dir
-    found = json.loads((folder / "rounds.json").read_text())
-    base = base if base in found["labels"] else "single"  # a wrong base is compared with nothing
-    rows = evaluate(settings, base, found, begin)
+    rounds = json.loads((folder / "rounds.json").read_text())
+    base = base if base in rounds["labels"] else "single"  # a wrong base is compared with nothing
+    rows = evaluate(settings, base, rounds, begin)
     wrong, machine = verdict(rows), machine_line(begin)
     print(table(settings, rows, base), machine, *notes_of(settings, rows, base, missing), wrong or "all ok", sep="\n")
     flat = [flattened(row) for row in rows]
@@ -249,8 +249,8 @@ def report(settings: Settings, missing: list[str], base: str, begin: dict) -> No
     title = f"{settings.model}, {settings.world_size} workers"
     draw_ranking(folder / "comparison.png", bars, f"time of a step, over that of {base}", title)
     steps_ms = {  # without the warm-up
-        label: [1e3 * times[column] for times in found["seconds"][WARM_UP:]]
-        for column, label in enumerate(found["labels"])
+        label: [1e3 * times[column] for times in rounds["seconds"][WARM_UP:]]
+        for column, label in enumerate(rounds["labels"])
     }
     names = [row["strategy"] for row in rows if row["gradient"] != "ok"]
     result: dict[str, Any] = {"wrong": names, "rows": rows, "steps_ms": steps_ms, "left_out": missing, "base": base}
@@ -261,11 +261,11 @@ def report(settings: Settings, missing: list[str], base: str, begin: dict) -> No
 
 def flattened(row: dict[str, Any]) -> dict[str, Any]:
     """A row for CSV: an interval is two columns."""
-    found = {name: value for name, value in row.items() if name != "sentence" and not name.endswith("_95")}
+    values = {name: value for name, value in row.items() if name != "sentence" and not name.endswith("_95")}
     ends = {
         f"{name}_{end}": row[name][i] for name in row if name.endswith("_95") for i, end in enumerate(("low", "high"))
     }
-    return found | ends
+    return values | ends
 
 
 if __name__ == "__main__":

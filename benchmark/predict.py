@@ -59,9 +59,9 @@ def table(prediction: Prediction) -> str:
         lines.append(f"    {name:<14}{size / 1e6:>12.3f} MB{calls:>12g} calls")
     if prediction.sent_bytes:
         lines.append(f"  {'with frames':<16}{prediction.on_wire / 1e6:>12.3f} MB")
-    found = prediction.memory
-    lines.append(f"  {'kept in memory':<16}{found.kept / 1e6:>12.2f} MB{found.textbook / 1e6:>13.2f} by the textbook")
-    lines.append(f"  {'at the peak':<16}{found.peak / 1e6:>12.2f} MB{found.activations / 1e6:>13.2f} of activations")
+    memory = prediction.memory
+    lines.append(f"  {'kept in memory':<16}{memory.kept / 1e6:>12.2f} MB{memory.textbook / 1e6:>13.2f} by the textbook")
+    lines.append(f"  {'at the peak':<16}{memory.peak / 1e6:>12.2f} MB{memory.activations / 1e6:>13.2f} of activations")
     lines += [f"  extrapolated: {note}" for note in prediction.notes]
     return "\n".join(lines)
 
@@ -152,14 +152,14 @@ def write_timeline(prediction: Prediction, folder: Path) -> None:
     from common.timeline.picture import draw
     from common.timeline.trace import write_trace
 
-    found = timeline(prediction)
+    step_timeline = timeline(prediction)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"--timeline: cannot write to {folder}: {error.strerror}; name another folder") from error
-    draw(found, folder / "timeline.png")
-    write_page(found, folder / "timeline.html")
-    write_trace(found, folder / "trace.json")
+    draw(step_timeline, folder / "timeline.png")
+    write_page(step_timeline, folder / "timeline.html")
+    write_trace(step_timeline, folder / "trace.json")
 
 
 def show_curve(question: argparse.Namespace) -> dict[str, Any]:

@@ -48,13 +48,13 @@ Engines = dict[str, tuple[str, MakeEngine]]  # name -> the strategy whose settin
 def chosen(settings: Settings, names: str, engines: str) -> tuple[Engines, list[str]]:
     """What to prove, by name: whose settings it gets, and how it is made. And why others are left out."""
     if engines:
-        path, _, wanted = engines.rpartition(":")
+        path, _, engine_names = engines.rpartition(":")
         module = import_file(Path(path).resolve(), Path(path).stem) if path and Path(path).is_file() else None
-        missing = [name for name in wanted.split(",") if not hasattr(module, name)]
+        missing = [name for name in engine_names.split(",") if not hasattr(module, name)]
         if missing:
             raise InputError(f"--engine: expected FILE.py:NAME, got {engines!r}; there is no {missing[0]} in {path!r}")
-        return {name: (names or "ddp", getattr(module, name)) for name in wanted.split(",")}, []
-    found: Engines = {}
+        return {name: (names or "ddp", getattr(module, name)) for name in engine_names.split(",")}, []
+    chosen_engines: Engines = {}
     left_out = []
     for name in (
         names_of("--strategy", names, STRATEGIES) if names else [name for name in STRATEGIES if name != "single"]
@@ -63,15 +63,15 @@ def chosen(settings: Settings, names: str, engines: str) -> tuple[Engines, list[
         if reason:
             left_out.append(reason)
         else:
-            found[name] = (name, STRATEGIES[name].make)
-    return found, left_out
+            chosen_engines[name] = (name, STRATEGIES[name].make)
+    return chosen_engines, left_out
 
 
-def prove_all(settings: Settings, worker: Worker, wanted: Engines, keep: Path | None = None) -> list[Proof]:
-    """Prove everything in turn, with a bar on the first worker; `keep` is written there after each. A collective."""
+def prove_all(settings: Settings, worker: Worker, engines: Engines, keep: Path | None = None) -> list[Proof]:
+    """Prove all engines in turn, with a bar on the first worker; after each, write the rows to `keep`. A collective."""
     proofs: list[Proof] = []
     workload = load_workload(settings)
-    with tqdm(total=CASES * len(wanted), desc="proof", disable=not worker.is_first, leave=False) as bar:
+    with tqdm(total=CASES * len(engines), desc="proof", disable=not worker.is_first, leave=False) as bar:
 
         def tell(what: str) -> None:
             worker.pulse.beat()
@@ -80,7 +80,7 @@ def prove_all(settings: Settings, worker: Worker, wanted: Engines, keep: Path | 
 
         prover = Prover(settings, worker, workload, tell)
         save(keep, proofs)
-        for name, (strategy, make) in wanted.items():
+        for name, (strategy, make) in engines.items():
             proofs.append(prover.prove(name, strategy, make))
             save(keep, proofs)
     return proofs
@@ -142,30 +142,30 @@ def main() -> None:
     settings, flags = parse(argv, "prove", __doc__, add_flags)
     if settings.precision == "fp16":
         raise InputError("--precision: the gradient scaler of fp16 skips steps, so prove fp32 or bf16; got fp16")
-    wanted, left_out = chosen(settings, flags.names, flags.engines)
-    kept = settings.output_dir / "proof.json"
+    engines, left_out = chosen(settings, flags.names, flags.engines)
+    proof_file = settings.output_dir / "proof.json"
     if flags.start is None:
         with process_group(settings, join) as worker:
-            prove_all(settings, worker, wanted, kept if worker.is_first else None)
+            prove_all(settings, worker, engines, proof_file if worker.is_first else None)
         if reports(settings):
-            report(settings, json.loads(kept.read_text()), left_out)
+            report(settings, json.loads(proof_file.read_text()), left_out)
         return
     load_workload(settings)  # a wrong name or empty data is said once, not by every worker
-    make_ready(settings, [strategy for strategy, _ in wanted.values()])
+    make_ready(settings, [strategy for strategy, _ in engines.values()])
     rest = without(argv, "--workers", "--strategy", "--engine")
     rows: list[dict] = []
-    names = list(wanted)
+    names = list(engines)
     while names:
-        kept.unlink(missing_ok=True)
+        proof_file.unlink(missing_ok=True)
         words = ["--strategy", ",".join(names)]
         if flags.engines:
             file = flags.engines.rpartition(":")[0]
             words = ["--strategy", flags.names or "ddp", "--engine", f"{file}:{','.join(names)}"]
         code = start_workers("benchmark.prove", settings.world_size, [*rest, *words])
-        done = json.loads(kept.read_text()) if kept.exists() else []
-        rows += done
-        names = names[len(done) :]
-        if code and not kept.exists():  # the workers have not even met
+        new_rows = json.loads(proof_file.read_text()) if proof_file.exists() else []
+        rows += new_rows
+        names = names[len(new_rows) :]
+        if code and not proof_file.exists():  # the workers have not even met
             sys.exit(code)
         if code and names:  # this one stopped all workers; the others have a launch of their own
             rows.append(Proof(names.pop(0), [CaseResult("its workers", [f"exit code {code}"])]).row())

@@ -42,8 +42,8 @@ VALIDATION_STEPS = 4  # with --examples_per_step: validation takes so many steps
 
 def plan(strategies: list[str], models: list[str], batch_sizes: list[int], workers: list[int]) -> list[SweepRun]:
     """All combinations, small batches first: their step times tell how many steps the larger ones need."""
-    found = [SweepRun(s, m, b, w) for m, s, w, b in product(models, strategies, workers, sorted(batch_sizes))]
-    return [run for run in found if run.workers == 1 or one_process not in STRATEGIES[run.strategy].limits]
+    runs = [SweepRun(s, m, b, w) for m, s, w, b in product(models, strategies, workers, sorted(batch_sizes))]
+    return [run for run in runs if run.workers == 1 or one_process not in STRATEGIES[run.strategy].limits]
 
 
 def steps_for(run: SweepRun, folder: Path, seconds: float) -> int:
@@ -72,15 +72,15 @@ def execute(run: SweepRun, folder: Path, steps: int, more: Sequence[str]) -> dic
     command = [sys.executable, "-m", "benchmark.run", "--strategy", run.strategy, "--model", run.model]
     command += ["--batch_size", str(run.batch_size), "--workers", str(run.workers), "--max_steps", str(steps)]
     command += ["--output_dir", str(place), "--overwrite_output_dir", *more]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     keep(place / "command.json", {"flags": list(more), "commit": commit()})
-    if done.returncode == 0:
+    if process.returncode == 0:
         return json.loads((place / "result.json").read_text())
-    said = done.stderr.strip().splitlines()
-    out_of_memory = done.returncode in (137, -9) or any(sign in done.stderr for sign in OOM)
+    lines = process.stderr.strip().splitlines()
+    out_of_memory = process.returncode in (137, -9) or any(sign in process.stderr for sign in OOM)
     signs = ("--memory_limit_mb", "rror", "failed first")  # the first of these that is there names the cause
-    causes = next((lines for sign in signs if (lines := [line for line in said if sign in line])), said)
-    errors = causes or [f"exit code {done.returncode}"]
+    causes = next((matching for sign in signs if (matching := [line for line in lines if sign in line])), lines)
+    errors = causes or [f"exit code {process.returncode}"]
     failure = {"outcome": "OOM" if out_of_memory else "error", "message": errors[-1][:500]}
     return keep(place / "failure.json", failure)
 
@@ -102,8 +102,8 @@ def check_kept(runs: list[SweepRun], folder: Path, steps: int, more: Sequence[st
             f"{name} {' '.join(value) or 'none' if name == 'flags' else value}"
             for name, value in about.items() if value != now[name]
         ]  # fmt: skip
-        found = sum(left_in(place).get("steps", {}).values())
-        different += [f"{found} steps, expected {steps}"] if steps and found not in (0, steps) else []
+        recorded_steps = sum(left_in(place).get("steps", {}).values())
+        different += [f"{recorded_steps} steps, expected {steps}"] if steps and recorded_steps not in (0, steps) else []
         if different and (place / "result.json").exists():
             raise InputError(
                 f"{place} holds a run of {', '.join(different)}; delete the folder, or name another with --output_dir"

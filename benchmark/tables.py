@@ -71,9 +71,9 @@ def read_runs(folder: Path) -> Runs:
     launches: dict[SweepRun, list[dict]] = {}
     for place in sorted(folder.glob("*-b*-w*")):
         match = re.fullmatch(r"(.+)-(\w+)-b(\d+)-w(\d+)(-r\d+)?", place.name)
-        if match and (found := left_in(place)):
+        if match and (result := left_in(place)):
             run = SweepRun(match[2], match[1], int(match[3]), int(match[4]))
-            launches.setdefault(run, []).append(found)
+            launches.setdefault(run, []).append(result)
     if not launches:
         raise InputError(f"{folder} holds no runs; run python -m benchmark.sweep first")
     return {run: combined(several) for run, several in launches.items()}
@@ -81,8 +81,8 @@ def read_runs(folder: Path) -> Runs:
 
 def most_mb(run: dict, figure: Figure) -> float | None:
     """A figure of a result's memory, in MB, of the worker with the most."""
-    found = [figure(worker["memory"]) for worker in run.get("workers", [run]) if "memory" in worker]
-    return max((size / MB for size in found if size is not None), default=None)
+    sizes = [figure(worker["memory"]) for worker in run.get("workers", [run]) if "memory" in worker]
+    return max((size / MB for size in sizes if size is not None), default=None)
 
 
 FIGURES: dict[str, Figure] = {
@@ -123,29 +123,29 @@ def scaling_rows(runs: Runs) -> Rows:
 def load_rows(runs: Runs) -> Rows:
     """The load before each run, and the cores that it had."""
     machines = [(run.name, result["environment"]) for run, result in runs.items() if "environment" in result]
-    return [["run", "load", "cores"], *([name, str(found["load"]), str(found["cores"])] for name, found in machines)]
+    return [["run", "load", "cores"], *([name, str(host["load"]), str(host["cores"])] for name, host in machines)]
 
 
 def flags(runs: Runs) -> list[str]:
     """What cannot be true, and what should not be believed."""
-    found = []
+    flagged = []
     for run, result in runs.items():
         name = f"{run.model}, {run.strategy}, batch {run.batch_size}, {run.workers} workers"
         speed = result.get("samples_per_second")
         one = runs.get(SweepRun(run.strategy, run.model, run.batch_size, 1), {}).get("samples_per_second")
         if speed and one and speed / one > run.workers:
-            found.append(f"{name}: speed-up {speed / one:.2f} exceeds the number of workers")
+            flagged.append(f"{name}: speed-up {speed / one:.2f} exceeds the number of workers")
         if speed and result.get("wall_s"):
             examples = result["steps"]["timed"] * result["batch_size"] * result["accumulation"] * result["world_size"]
             if abs(speed * result["wall_s"] / examples - 1) > 0.05:
-                found.append(
+                flagged.append(
                     f"{name}: {speed:.1f} examples/s contradict {examples} examples in {result['wall_s']:.2f} s"
                 )
         losses = result.get("losses", [])
         if len(losses) > 1 and len(set(losses)) == 1:
-            found.append(f"{name}: the loss never changes ({losses[0]})")
-        found += busy(result, name)
-    return found
+            flagged.append(f"{name}: the loss never changes ({losses[0]})")
+        flagged += busy(result, name)
+    return flagged
 
 
 def busy(result: dict, name: str) -> list[str]:
@@ -163,14 +163,14 @@ def row_of(run: SweepRun, results: Runs) -> Row:
 
     Times are those of all timed steps, sizes those of the worker with the most.
     """
-    found, examples = results[run], run.batch_size * run.workers
-    speed, steps = found.get("samples_per_second"), found.get("steps", {}).get("timed", 0)
+    result, examples = results[run], run.batch_size * run.workers
+    speed, steps = result.get("samples_per_second"), result.get("steps", {}).get("timed", 0)
     one, single = (
         results.get(SweepRun(name, run.model, examples, 1), {}).get("samples_per_second")
         for name in (run.strategy, "single")
     )
-    communication, exposed = (found.get("communication", {}).get(name) for name in ("total_ms", "exposed_ms"))
-    validation = (found.get("evaluations") or [{}])[-1]
+    communication, exposed = (result.get("communication", {}).get(name) for name in ("total_ms", "exposed_ms"))
+    validation = (result.get("evaluations") or [{}])[-1]
     return {
         "model": Path(run.model).name,
         "framework": run.strategy,
@@ -179,44 +179,45 @@ def row_of(run: SweepRun, results: Runs) -> Row:
         "speedup": speed and one and speed / one,  # over the same framework on one worker
         "over_single": speed and single and speed / single,  # over one worker without any framework
         "examples_per_second": speed,
-        "slowest": min(found.get("launches", []), default=None),  # examples per second, with --repeats
-        "fastest": max(found.get("launches", []), default=None),
-        "total_s": found.get("wall_s"),
+        "slowest": min(result.get("launches", []), default=None),  # examples per second, with --repeats
+        "fastest": max(result.get("launches", []), default=None),
+        "total_s": result.get("wall_s"),
         "communication_s": communication and communication * steps / 1e3,  # under way, by the traced steps
         "exposed_s": exposed and exposed * steps / 1e3,  # the part of it in which nothing was computed
-        "kept_mb": most_mb(found, lambda memory: (memory["persistent_counted"] or {}).get("total")),
-        "peak_mb": FIGURES["mem"](found),
+        "kept_mb": most_mb(result, lambda memory: (memory["persistent_counted"] or {}).get("total")),
+        "peak_mb": FIGURES["mem"](result),
         "validation_loss": validation.get("loss"),
         "perplexity": validation.get("perplexity"),
-        "bleu": found.get("bleu"),  # with -- --bleu
+        "bleu": result.get("bleu"),  # with -- --bleu
         **{
-            name: found.get("utilisation", {}).get(name) for name in ("gpu_utilisation", "gpu_power", "gpu_temperature")
+            name: result.get("utilisation", {}).get(name)
+            for name in ("gpu_utilisation", "gpu_power", "gpu_temperature")
         },
     }
 
 
 def combined(launches: list[dict]) -> dict:
     """The launch with the median throughput, and the throughput of all; a failure where all failed."""
-    timed = [found for found in launches if "outcome" not in found]
+    timed = [launch for launch in launches if "outcome" not in launch]
     if len(launches) == 1 or not timed:
         return launches[0]
-    timed.sort(key=lambda found: found["samples_per_second"])
+    timed.sort(key=lambda launch: launch["samples_per_second"])
     middle = timed[(len(timed) - 1) // 2]
-    return middle | {"launches": [found["samples_per_second"] for found in timed]}
+    return middle | {"launches": [launch["samples_per_second"] for launch in timed]}
 
 
 def disagreements(rows: list[Row]) -> list[str]:
     """Frameworks whose validation loss is not that of the first row of the same model."""
-    found = []
+    flagged = []
     for row in rows:
         first = next(other for other in rows if other["model"] == row["model"])
         loss, expected = row["validation_loss"], first["validation_loss"]
         if loss is not None and expected is not None and not abs(loss - expected) <= SAME:  # a NaN is one, too
-            found.append(
+            flagged.append(
                 f"{row['model']}, {row['framework']}, {row['workers']} workers: validation loss {loss:.6f}, "
                 f"but {expected:.6f} with {first['framework']} on {first['workers']}"
             )
-    return found
+    return flagged
 
 
 def csv_rows(rows: list[Row], missing: str = "") -> list[list[str]]:
@@ -248,10 +249,10 @@ def write_tables(folder: Path) -> dict[str, Any]:
         if name in (*FIGURES, "scaling"):
             show(folder / f"{name}.csv")
     draw(folder, runs, counts[-1])
-    found = flags(runs)
-    for line in found:
+    flagged = flags(runs)
+    for line in flagged:
         print(f"flagged: {line}", file=sys.stderr)
-    return {"folder": folder.name, "flagged": found, "latency": tables["latency"]}
+    return {"folder": folder.name, "flagged": flagged, "latency": tables["latency"]}
 
 
 def write_frameworks(
@@ -267,8 +268,8 @@ def write_frameworks(
         file.write(f"{markdown(rows)}\n\n{machine}\n")
     draw(folder, results, max(run.workers for run in results))
     busy_runs = [line for run, launches in launched.items() for result in launches for line in busy(result, run.name)]
-    said = [*(f"left out: {line}" for line in failures), *(f"flagged: {line}" for line in [*flagged, *busy_runs])]
-    print("\n".join([markdown(rows), "", machine, *said]))
+    notes = [*(f"left out: {line}" for line in failures), *(f"flagged: {line}" for line in [*flagged, *busy_runs])]
+    print("\n".join([markdown(rows), "", machine, *notes]))
     return {"rows": rows, "flagged": flagged, "busy": busy_runs, "environment": begin}
 
 
@@ -281,18 +282,20 @@ def draw(folder: Path, runs: Runs, workers: int) -> None:
     from benchmark.measure.ranking import Bar, draw_ranking
 
     figures: dict[str, tuple[str, Callable[[dict], tuple]]] = {
-        "throughput": ("examples per second", lambda found: (found["samples_per_second"],)),
+        "throughput": ("examples per second", lambda result: (result["samples_per_second"],)),
         "total_time": (
-            "timed steps, ms per step", lambda found: (found["step_ms"], *found.get("step_ms_95", ()))
+            "timed steps, ms per step", lambda result: (result["step_ms"], *result.get("step_ms_95", ()))
         ),
-        "communication_time": ("communication, ms per step", lambda found: (found["communication"]["total_ms"],)),
+        "communication_time": ("communication, ms per step", lambda result: (result["communication"]["total_ms"],)),
     }  # fmt: skip
-    done = {run: result for run, result in runs.items() if run.workers == workers and "step_ms" in result}
-    for model in dict.fromkeys(run.model for run in done):
-        batch = max(run.batch_size for run in done if run.model == model)
-        shown = {run.strategy: found for run, found in done.items() if (run.model, run.batch_size) == (model, batch)}
+    timed = {run: result for run, result in runs.items() if run.workers == workers and "step_ms" in result}
+    for model in dict.fromkeys(run.model for run in timed):
+        batch = max(run.batch_size for run in timed if run.model == model)
+        results = {
+            run.strategy: result for run, result in timed.items() if (run.model, run.batch_size) == (model, batch)
+        }
         for name, (label, values) in figures.items():
-            bars = [Bar(strategy, *values(found)) for strategy, found in shown.items()]
+            bars = [Bar(strategy, *values(result)) for strategy, result in results.items()]
             draw_ranking(
                 folder / f"{name}_{Path(model).name}.png", bars, label, f"{model}, batch {batch} x {workers} workers"
             )
@@ -313,19 +316,19 @@ def fill(arguments: argparse.Namespace) -> dict[str, Rows]:
     ]  # fmt: skip
 
     def text(run: SweepRun, name: str) -> str:
-        if known := cell(FIGURES[name](runs.get(run, {})), missing=""):
-            return known
+        if measured := cell(FIGURES[name](runs.get(run, {})), missing=""):
+            return measured
         place = Cell(run.strategy, run.model, run.workers, run.batch_size, arguments.length)
         try:
-            found = predict(calibration, place, where)
+            prediction = predict(calibration, place, where)
         except InputError as error:
             reason = next((words for words in ("does not fit", "not predicted") if words in str(error)), "")
             if not reason:
                 raise
             return reason
-        if name == "latency" and found.is_range:
-            return f"{found.least * 1e3:.0f} to {found.seconds * 1e3:.0f} predicted"
-        return f"{found.seconds * 1e3 if name == 'latency' else found.memory.peak / MB:.2f} predicted"
+        if name == "latency" and prediction.is_range:
+            return f"{prediction.least * 1e3:.0f} to {prediction.seconds * 1e3:.0f} predicted"
+        return f"{prediction.seconds * 1e3 if name == 'latency' else prediction.memory.peak / MB:.2f} predicted"
 
     tables = {name: block_rows(cells, lambda run, name=name: text(run, name)) for name in FIGURES}  # type: ignore[misc]
     folder.mkdir(parents=True, exist_ok=True)

@@ -89,15 +89,15 @@ def measure_stage(config: RunConfig, counts: list[int], batch: int | None) -> li
             runner.run(actions, tokens[: count * rows].chunk(count))
         return saved.most, most_alive(actions)
 
-    found = []
+    measurements = []
     for schedule, count in product(SCHEDULES, counts):
         rows = batch // count if batch else ROWS
         one, _ = peak("gpipe", 1, rows)
         measured, alive = peak(schedule, count, rows)
         about = {"schedule": schedule, "micro-batches": count, "stage": stage, "alive": alive}
         holds = abs(measured / (alive * one) - 1) <= TOLERANCE
-        found.append({**about, "expected MB": alive * one / 1e6, "measured MB": measured / 1e6, "holds": holds})
-    return found
+        measurements.append({**about, "expected MB": alive * one / 1e6, "measured MB": measured / 1e6, "holds": holds})
+    return measurements
 
 
 def measure(stages: int, counts: list[int], batch: int | None = None) -> list[Row]:
@@ -113,11 +113,11 @@ def draw(path: Path, rows: list[Row]) -> None:
         for place, (schedule, name, colour, hatch) in enumerate(
             (("gpipe", "GPipe", COLOURS[1], "//"), ("1f1b", "1F1B", COLOURS[0], ""))
         ):
-            found = [row for row in rows if (row["schedule"], row["micro-batches"]) == (schedule, count)]
-            sizes = [row["measured MB"] for row in found]
-            places = [row["stage"] + 0.4 * (place - 0.5) for row in found]
+            stage_rows = [row for row in rows if (row["schedule"], row["micro-batches"]) == (schedule, count)]
+            sizes = [row["measured MB"] for row in stage_rows]
+            places = [row["stage"] + 0.4 * (place - 0.5) for row in stage_rows]
             bars = axes.bar(places, sizes, 0.38, color=colour, edgecolor="white", hatch=hatch, label=name)
-            axes.bar_label(bars, [str(row["alive"]) for row in found], padding=2)
+            axes.bar_label(bars, [str(row["alive"]) for row in stage_rows], padding=2)
         axes.set(xlabel="stage", ylabel=f"activations, MB ({count} micro-batches)")
         axes.set_xticks(range(1 + max(row["stage"] for row in rows)))
         axes.legend(title="number: micro-batches alive", loc="upper left", ncols=2)

@@ -36,14 +36,14 @@ def run_parts(parser: Parser, parts: Mapping[str, Part], **quick: Any) -> None:
     arguments = parser.parse_args()
     if arguments.quick:
         vars(arguments).update(quick)
-    begin, found = environment(), {}
+    begin, results = environment(), {}
     for name in names_of("--only", arguments.only, parts):
         try:
-            found[name] = parts[name](arguments)
+            results[name] = parts[name](arguments)
         except SkippedError as reason:
-            found[name] = [{"skipped": str(reason)}]
-        print(f"\n{name}\n{rows_table(found[name])}", flush=True)
-    holds = all(row.get("holds", True) for rows in found.values() for row in rows)
+            results[name] = [{"skipped": str(reason)}]
+        print(f"\n{name}\n{rows_table(results[name])}", flush=True)
+    holds = all(row.get("holds", True) for rows in results.values() for row in rows)
     print(f"\n{machine_line(begin)}; all bounds hold: {holds}")
-    print(json.dumps({"holds": holds, **found, "environment": begin}))
+    print(json.dumps({"holds": holds, **results, "environment": begin}))
     sys.exit(not holds)

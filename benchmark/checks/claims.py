@@ -94,8 +94,8 @@ def no_sync(config: RunConfig) -> Verdict:
     sent.clear()
     with ddp.no_sync():
         ddp(torch.ones(1, 64)).sum().backward()
-    shown = f"buckets sent: {backward_alone} with backward alone, {len(sent)} with forward as well"
-    return backward_alone > 0 == len(sent), shown
+    observation = f"buckets sent: {backward_alone} with backward alone, {len(sent)} with forward as well"
+    return backward_alone > 0 == len(sent), observation
 
 
 def buffers(config: RunConfig) -> Verdict:
@@ -160,8 +160,8 @@ def order() -> Verdict:
     equal = on_ranks(in_different_orders, 2, size=1000)
     unequal = on_ranks(in_different_orders, 2, size=100_000, may_fail=True)
     wrong = all(result == {"ones": 11.0, "tens": 11.0} for result in equal)
-    shown = f"equal sizes: {equal[0]} for 2 and 20; different sizes: {len(unequal)} of 2 ranks come to an end"
-    return wrong and len(unequal) < 2, shown
+    observation = f"equal sizes: {equal[0]} for 2 and 20; different sizes: {len(unequal)} of 2 ranks come to an end"
+    return wrong and len(unequal) < 2, observation
 
 
 def early_bytes(config: RunConfig) -> Result:
@@ -180,26 +180,26 @@ def early_bytes(config: RunConfig) -> Result:
 
 
 def late() -> Verdict:
-    found = on_ranks(early_bytes, 4, "1gbit")
-    early = [result["early"] / 1e6 for result in found]
-    shown = "MB sent before the last rank's call: " + ", ".join(f"{size:.1f}" for size in early)
-    return min(early[1], early[2]) > 0.5 * found[0]["bytes"] / 1e6 > early[3], shown
+    results = on_ranks(early_bytes, 4, "1gbit")
+    early = [result["early"] / 1e6 for result in results]
+    observation = "MB sent before the last rank's call: " + ", ".join(f"{size:.1f}" for size in early)
+    return min(early[1], early[2]) > 0.5 * results[0]["bytes"] / 1e6 > early[3], observation
 
 
 def burst() -> Verdict:
     size, rate = 100_000, bits_per_second("100mbit") / 8
     seconds, _ = on_ranks(time_operations, 2, "100mbit", names=["message"], size=size)[0]["message"]
     plain, least = size / rate, (size - burst_bytes(8 * rate)) / rate
-    shown = f"{seconds * 1e3:.1f} ms; {plain * 1e3:.1f} by the rate, {least * 1e3:.1f} with the burst"
-    return least <= seconds < plain, shown
+    observation = f"{seconds * 1e3:.1f} ms; {plain * 1e3:.1f} by the rate, {least * 1e3:.1f} with the burst"
+    return least <= seconds < plain, observation
 
 
 def units_sent(names: list[str], nodes: int, rate: str) -> dict[str, float]:
     """Bytes out of the interface over (N-1)/N of all bytes, for collectives of 8 MB."""
     size = 8_000_000
-    found = on_ranks(time_operations, nodes, rate, names=names, size=size)[0]
+    measured = on_ranks(time_operations, nodes, rate, names=names, size=size)[0]
     whole = dict.fromkeys(names, size) | {"all_gather": nodes * size}  # whose `size` is that of a part
-    return {name: sent / (whole[name] * (nodes - 1) / nodes) for name, (_, sent) in found.items()}
+    return {name: sent / (whole[name] * (nodes - 1) / nodes) for name, (_, sent) in measured.items()}
 
 
 def frames() -> Verdict:
@@ -210,9 +210,9 @@ def frames() -> Verdict:
 
 def units() -> Verdict:
     expected = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 2, "all_to_all": 1}
-    found = units_sent(list(expected), 4, "1gbit")
-    shown = ", ".join(f"{name} {found[name]:.2f}" for name in expected)
-    return all(abs(found[name] / units - 1) < 0.02 for name, units in expected.items()), f"units: {shown}"
+    sent = units_sent(list(expected), 4, "1gbit")
+    observation = ", ".join(f"{name} {sent[name]:.2f}" for name in expected)
+    return all(abs(sent[name] / units - 1) < 0.02 for name, units in expected.items()), f"units: {observation}"
 
 
 def slowed_computing(config: RunConfig) -> Result:
@@ -240,9 +240,9 @@ def slowed_computing(config: RunConfig) -> Result:
 
 
 def beside() -> Verdict:
-    found = on_ranks(slowed_computing, 2, "1gbit")
-    ratios = [result["ratio"] for result in found]
-    holds = sum(ratios) > len(ratios) and all(result["under_way"] for result in found)
+    results = on_ranks(slowed_computing, 2, "1gbit")
+    ratios = [result["ratio"] for result in results]
+    holds = sum(ratios) > len(ratios) and all(result["under_way"] for result in results)
     return holds, "computing takes " + " and ".join(f"{ratio:.2f}" for ratio in ratios) + " times as long"
 
 
@@ -267,8 +267,8 @@ JUDGED_BY_RANK = ("buckets", "no_sync", "buffers", "unused")  # on each of two r
 def check(name: str, flags: argparse.Namespace) -> list[Row]:
     if flags.quick and name == "beside":
         raise SkippedError("beside other programs, its seconds say nothing")
-    holds, shown = on_ranks(CLAIMS[name], 2)[0] if name in JUDGED_BY_RANK else CLAIMS[name]()
-    return [{"measured": shown, "holds": holds}]
+    holds, observation = on_ranks(CLAIMS[name], 2)[0] if name in JUDGED_BY_RANK else CLAIMS[name]()
+    return [{"measured": observation, "holds": holds}]
 
 
 def main() -> None:

@@ -66,9 +66,9 @@ def large(flags: argparse.Namespace) -> list[Row]:
     rows, allowed = [], 0.1 if flags.quick else 0.005
     for n in flags.nodes:
         rows += [row | {"algorithm": "all_reduce"} for row in observe(n, 4 * n, model, 3)]
-        found = on_ranks(time_operations, n, "1gbit", names=["gather + scatter"], size=size)
+        results = on_ranks(time_operations, n, "1gbit", names=["gather + scatter"], size=size)
         for rank in (0, 1):
-            expected, observed = gather_scatter_traffic(size, n, rank).sent, found[rank]["gather + scatter"][1]
+            expected, observed = gather_scatter_traffic(size, n, rank).sent, results[rank]["gather + scatter"][1]
             about = {"nodes": n, "algorithm": "gather + scatter", "rank": rank, "expected": expected}
             rows.append(about | {"observed": round(observed), "payload_ratio": observed / expected})
     # In a few iterations of a small model the barriers around them have a share of the bytes, too.

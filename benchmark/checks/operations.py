@@ -42,17 +42,17 @@ def time_operations(config: RunConfig, names: list[str], size: int, seconds: flo
     It repeats an operation for about so many seconds, at least three times, and returns the shortest time, since other
     programs only add to it. Small ones follow themselves a few times; `hop` is half of there and back.
     """
-    known, found = operations(config, size), {}
+    available, figures = operations(config, size), {}
 
     def with_all_bytes(operation: Callable[[], object]) -> None:
         operation()
         dist.barrier()  # it ends when the slowest rank has ended it, and the last bytes have left
 
     for name in names:
-        call = known[name] if size <= transfers.SMALL else partial(with_all_bytes, known[name])
+        call = available[name] if size <= transfers.SMALL else partial(with_all_bytes, available[name])
         took, _, sent = transfers.measure_one(call, 1 + (name == "hop"), size, seconds, True, everybody())
-        found[name] = [took, sent or 0.0]
-    return found
+        figures[name] = [took, sent or 0.0]
+    return figures
 
 
 def everybody() -> dist.ProcessGroup:

@@ -68,9 +68,9 @@ def ideal_bubble(micro_batches: int) -> float:
 
 def draw_bubble(path: Path, counts: list[int], measured: list[Interval]) -> None:
     """The measured bubble with its intervals, and the ideal one."""
-    middle = [found[0] for found in measured]
-    below = [found[0] - (found[0] if found[1] is None else found[1]) for found in measured]
-    above = [(found[0] if found[2] is None else found[2]) - found[0] for found in measured]
+    middle = [estimate[0] for estimate in measured]
+    below = [estimate[0] - (estimate[0] if estimate[1] is None else estimate[1]) for estimate in measured]
+    above = [(estimate[0] if estimate[2] is None else estimate[2]) - estimate[0] for estimate in measured]
     with figure(path) as axes:
         axes.plot(counts, [ideal_bubble(m) for m in counts], "--", color=COLOURS[-1], label="(K-1) / (M+K-1)")
         axes.errorbar(counts, middle, [below, above], fmt="o-", color=COLOURS[0], capsize=4, label="measured")
@@ -173,8 +173,8 @@ def bubble(flags: argparse.Namespace) -> list[Row]:
     if flags.plot is not None:
         draw_bubble(flags.plot, COUNTS, measured)
     return [
-        {"micro-batches M": m, "(K-1)/(M+K-1)": ideal_bubble(m), "measured bubble [95 %]": found}
-        for m, found in zip(COUNTS, measured, strict=True)
+        {"micro-batches M": m, "(K-1)/(M+K-1)": ideal_bubble(m), "measured bubble [95 %]": estimate}
+        for m, estimate in zip(COUNTS, measured, strict=True)
     ]
 
 

@@ -104,7 +104,7 @@ class ComparedCell:
 
 def all_places() -> list[Place]:
     """Every cell that can run."""
-    found = []
+    places = []
     strategies, models, workers, links = (KNOWN[name] + NEW[name] for name in KNOWN)
     for link, count, model, batch, strategy in (
         (k, w, m, b, s) for k in links for w in workers for m in models for b in BATCHES for s in strategies
@@ -112,23 +112,23 @@ def all_places() -> list[Place]:
         cuts = STRATEGIES[strategy].cuts
         if cuts and (model.startswith("t5") or (cuts == "tensor" and describe(model, LENGTH).n_heads % count)):
             continue  # only GPT-2 is cut, and each worker needs as many of its heads
-        found.append(Place(Cell(strategy, model, count, batch, LENGTH), link))
-    return found
+        places.append(Place(Cell(strategy, model, count, batch, LENGTH), link))
+    return places
 
 
 def draw(count: int, seed: object) -> list[Place]:
     """Draw so many places, as many of each link and number of workers as can be."""
-    drawn = random.Random(str(seed))
+    generator = random.Random(str(seed))
     groups: dict[tuple[str, int], list[Place]] = {}
     for place in all_places():
         groups.setdefault((place.link, place.cell.workers), []).append(place)
     for group in groups.values():
-        drawn.shuffle(group)
-    found: list[Place] = []
-    while len(found) < count and any(groups.values()):
+        generator.shuffle(group)
+    places: list[Place] = []
+    while len(places) < count and any(groups.values()):
         for group in groups.values():
-            found += [group.pop()] if group and len(found) < count else []
-    return found
+            places += [group.pop()] if group and len(places) < count else []
+    return places
 
 
 def state_of_the_model() -> str:
@@ -139,13 +139,13 @@ def state_of_the_model() -> str:
 
 def measure(places: Sequence[Place], link: str, workers: int, seconds: float) -> list[EngineTimes]:
     """Run the places, for so many seconds in all; return the times of all engines."""
-    found = []
+    times = []
     for labels in (groups := together(list(dict.fromkeys(place.cell.strategy for place in places)), workers)):
         turns = turns_of(places, labels)
         plan = CalibrationPlan(link=link, turns=turns, seconds=seconds / len(groups) / len(turns))
         entries = execute(plan, workers, ["--length", str(LENGTH)])["engines"]
-        found += [stored.READ["engines"](entry) for entry in entries]
-    return found
+        times += [stored.READ["engines"](entry) for entry in entries]
+    return times
 
 
 def turns_of(places: Sequence[Place], labels: Sequence[str]) -> list[Turn]:
@@ -162,11 +162,12 @@ def compared(calibration: Calibration, place: Place, measured: Sequence[EngineTi
     first, again = (took.get((name, cell.batch)) for name in (cell.strategy, f"{cell.strategy} again"))
     if first is None or again is None:
         return None
-    found = predict(calibration, cell, Surroundings(None if place.link == LOOPBACK else place.link))
-    return ComparedCell(place, (first + again) / 2, abs(again / first - 1), found, naive(calibration, place, found))
+    prediction = predict(calibration, cell, Surroundings(None if place.link == LOOPBACK else place.link))
+    naive_seconds = naive(calibration, place, prediction)
+    return ComparedCell(place, (first + again) / 2, abs(again / first - 1), prediction, naive_seconds)
 
 
-def naive(calibration: Calibration, place: Place, found: Prediction) -> float:
+def naive(calibration: Calibration, place: Place, prediction: Prediction) -> float:
     """The nearest calibrated step, times examples and parameters, and every message one after the other."""
     cell = place.cell
     near = min(
@@ -179,15 +180,15 @@ def naive(calibration: Calibration, place: Place, found: Prediction) -> float:
     rate = moved("all_reduce", large, 2) / links.transfer("all_reduce", large, 2).flow
     if place.link != LOOPBACK:
         rate = bits_per_second(place.link) / 8
-    messages = sum(calls for calls, _ in found.sent.values())
-    return near.seconds * cell.batch / near.batch * size + messages * latency + found.sent_bytes / rate
+    messages = sum(calls for calls, _ in prediction.sent.values())
+    return near.seconds * cell.batch / near.batch * size + messages * latency + prediction.sent_bytes / rate
 
 
 def calibrate(places: Sequence[Place], seconds: float) -> Calibration:
     """Calibrate what these places are predicted from, afresh."""
     cells = [{**asdict(place.cell), "link": place.link} for place in places]
     needed = {
-        name: [known for known in values if any(cell[name] in (known, *NEW[name]) for cell in cells)]
+        name: [value for value in values if any(cell[name] in (value, *NEW[name]) for cell in cells)]
         for name, values in KNOWN.items()
     }
     compute = {
@@ -195,11 +196,12 @@ def calibrate(places: Sequence[Place], seconds: float) -> Calibration:
         "batches": CALIBRATED, "engine_batch": [4], "length": [LENGTH], "seconds": [COMPUTE * seconds],
     }  # fmt: skip
     compile_operators([*needed["strategy"], *(place.cell.strategy for place in places)], no_cuda=True)
-    found = extended(stored.empty(), compute)
+    calibration = extended(stored.empty(), compute)
     for link in needed["link"]:
         if link != LOOPBACK:
-            found = extended(found, {"links": [link], "workers": needed["workers"], "seconds": [LINK * seconds]})
-    return found
+            flags = {"links": [link], "workers": needed["workers"], "seconds": [LINK * seconds]}
+            calibration = extended(calibration, flags)
+    return calibration
 
 
 def extended(calibration: Calibration, flags: Mapping[str, Iterable[object]]) -> Calibration:
@@ -218,40 +220,40 @@ def compare(places: Sequence[Place], seconds: float) -> list[ComparedCell]:
     for link, count in dict.fromkeys((place.link, place.cell.workers) for place in places):
         here = [place for place in places if (place.link, place.cell.workers) == (link, count)]
         measured = measure(here, link, count, ENGINES * seconds)
-        found = [row for row in (compared(calibration, place, measured) for place in here) if row]
-        for row in found:
+        new_rows = [row for row in (compared(calibration, place, measured) for place in here) if row]
+        for row in new_rows:
             times = f"{row.measured * 1e3:>10.1f}{row.predicted.seconds * 1e3:>11.1f}"
             errors = f"{row.error:>8.1%}{row.naive_error:>8.0%}{row.twice:>8.1%}"
             print(f"{row.place.name:<44}{times}{errors}  {', '.join(row.place.new)}", flush=True)
-        rows += found
+        rows += new_rows
     return rows
 
 
 def errors(rows: Sequence[ComparedCell]) -> dict[str, Any]:
     """Mean, median and largest error, and the naive ones."""
-    found, simple = ([abs(getattr(row, name)) for row in rows] for name in ("error", "naive_error"))
+    model_errors, naive_errors = ([abs(getattr(row, name)) for row in rows] for name in ("error", "naive_error"))
     return {
         "cells": len(rows),
-        "mean_error": statistics.fmean(found),
-        "median_error": statistics.median(found),
-        "largest_error": max(found),
-        "naive_mean_error": statistics.fmean(simple),
+        "mean_error": statistics.fmean(model_errors),
+        "median_error": statistics.median(model_errors),
+        "largest_error": max(model_errors),
+        "naive_mean_error": statistics.fmean(naive_errors),
         "mean_a_a_error": statistics.fmean(row.twice for row in rows),
     }
 
 
 def summary(rows: Sequence[ComparedCell]) -> dict[str, Any]:
     """The figures of all rows, and of those with something that was never calibrated."""
-    found, worst = errors(rows), max(rows, key=lambda row: abs(row.error))
+    figures, worst = errors(rows), max(rows, key=lambda row: abs(row.error))
     parts = {f"another {name}": [row for row in rows if name in row.place.new] for name in NEW}
     parts["all of it calibrated"] = [row for row in rows if not row.place.new]
     part, seconds = max(worst.predicted.parts.items(), key=lambda item: item[1])
-    good = found["mean_error"] <= min(MEAN, OF_NAIVE * found["naive_mean_error"])
+    good = figures["mean_error"] <= min(MEAN, OF_NAIVE * figures["naive_mean_error"])
     return {
-        **found,
+        **figures,
         "by_what_is_new": {name: errors(part) for name, part in parts.items() if part},
         "worst": f"{worst.place.name}: {part} is {seconds / worst.predicted.seconds:.0%} of the predicted step",
-        "holds": good and found["largest_error"] <= LARGEST,
+        "holds": good and figures["largest_error"] <= LARGEST,
     }
 
 
@@ -268,20 +270,20 @@ def main() -> None:
     if arguments.quick:
         places = [Place(Cell(name, "gpt2-tiny", 2, 2, LENGTH), LOOPBACK) for name in QUICK]
     rows = compare(places, 0.5 if arguments.quick else arguments.seconds)
-    found = summary(rows)
+    result = summary(rows)
     print(f"\n{'':<24}{'cells':>6}{'mean':>8}{'median':>8}{'largest':>9}{'naive':>8}{'A/A':>8}")
-    for name, part in ({"all": found} | found["by_what_is_new"]).items():
+    for name, part in ({"all": result} | result["by_what_is_new"]).items():
         figures = f"{part['mean_error']:>8.1%}{part['median_error']:>8.1%}{part['largest_error']:>9.1%}"
         simple = f"{part['naive_mean_error']:>8.1%}{part['mean_a_a_error']:>8.1%}"
         print(f"{name:<24}{part['cells']:>6}{figures}{simple}")
-    print(f"worst: {found['worst']}")
+    print(f"worst: {result['worst']}")
     cells = [
         {**asdict(row.place.cell), "link": row.place.link, "measured_s": row.measured, "error": row.error,
          "naive_error": row.naive_error, "predicted_s": row.predicted.seconds, "a_a_error": row.twice,
          "parts_s": row.predicted.parts, "notes": row.predicted.notes} for row in rows
     ]  # fmt: skip
-    print(json.dumps({**found, "state_of_the_model": state, "rows": cells, "environment": environment()}))
-    sys.exit(0 if found["holds"] or arguments.quick else 1)
+    print(json.dumps({**result, "state_of_the_model": state, "rows": cells, "environment": environment()}))
+    sys.exit(0 if result["holds"] or arguments.quick else 1)
 
 
 if __name__ == "__main__":

@@ -49,11 +49,11 @@ def measured(model: str, workers: str, strategies: tuple[str, ...], accumulation
         words = ["--workers", workers, "--model", model, "--batch_size", str(BATCHES[model]), "--length", str(LENGTH)]
         words += ["--accumulation", str(accumulation), "--only", ",".join(strategies), "--output_dir", folder]
         command = [sys.executable, "-m", "benchmark.accounting", *words, "--no_cuda", "--overwrite_output_dir"]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(done.stderr[-3000:])
+        process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if process.returncode:
+        raise RuntimeError(process.stderr[-3000:])
     rows = []
-    for row in json.loads(done.stdout.splitlines()[-1])["rows"]:
+    for row in json.loads(process.stdout.splitlines()[-1])["rows"]:
         place = Cell(row["strategy"], model, row["workers"], BATCHES[model], LENGTH)
         sizes = {
             "kept MB": row["counted"],
@@ -68,11 +68,11 @@ def measured(model: str, workers: str, strategies: tuple[str, ...], accumulation
 def ratios(rows: list[Row], quick: bool) -> list[Row]:
     """The peaks that are compared, of one model on one number of workers."""
     peaks = {row["strategy"]: row["peak MB"] for row in rows}
-    found = []
+    comparisons = []
     for (one, other), most in ALLOWED.items():
         ratio = peaks[one] / peaks[other]
-        found.append({"peak of": one, "over that of": other, "ratio": ratio, "holds": quick or ratio <= most})
-    return found
+        comparisons.append({"peak of": one, "over that of": other, "ratio": ratio, "holds": quick or ratio <= most})
+    return comparisons
 
 
 def peaks(flags: argparse.Namespace) -> list[Row]:
@@ -110,13 +110,13 @@ def limit(flags: argparse.Namespace) -> list[Row]:
             ("single", 1, limited, flags.quick),
         ):  # fmt: skip
             run = SweepRun(strategy, model, BATCHES[model] * workers // count, count)
-            done = execute(run, Path(folder), STEPS, [*words, *more])
-            message = done.get("message", "trains")
-            holds = "outcome" not in done if trains else "--memory_limit_mb" in message
+            result = execute(run, Path(folder), STEPS, [*words, *more])
+            message = result.get("message", "trains")
+            holds = "outcome" not in result if trains else "--memory_limit_mb" in message
             rows.append(
                 {"strategy": strategy, "workers": count, "limit": " ".join(more), "says": message, "holds": holds}
             )
-            losses.append(done.get("losses", []))
+            losses.append(result.get("losses", []))
     pairs = zip(losses[0], losses[1], strict=False)  # none if one of the two has failed
     difference = max((abs(one - other) for one, other in pairs), default=math.nan)
     return [*rows, {"largest difference of losses": difference, "holds": difference <= SAME}]

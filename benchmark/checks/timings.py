@@ -109,21 +109,21 @@ def loop(here: RunConfig, worker: Worker, quick: bool) -> Timed:
 
     def bare() -> None:
         torch.manual_seed(1)
-        found, mine = [], copy.deepcopy(model)
+        step_losses, own_model = [], copy.deepcopy(model)
         order = torch.randperm(len(rows["labels"]), generator=torch.Generator().manual_seed(config.seed)).tolist()
         loader: DataLoader = DataLoader(range(len(order)), sampler=order, batch_size=config.per_gpu_train_batch_size)  # type: ignore[arg-type]
-        optimizer = torch.optim.AdamW(mine.parameters(), lr=config.learning_rate, weight_decay=0.0)
+        optimizer = torch.optim.AdamW(own_model.parameters(), lr=config.learning_rate, weight_decay=0.0)
         scheduler = get_linear_schedule_with_warmup(optimizer, 0, int(config.num_train_epochs * len(loader)))
-        mine.train()
+        own_model.train()
         for chosen, _ in zip(loader, range(config.max_steps), strict=False):
-            loss = mine(**{name: values[chosen] for name, values in rows.items()}).loss
+            loss = own_model(**{name: values[chosen] for name, values in rows.items()}).loss
             loss.backward()
-            clip_grad_norm_(mine.parameters(), config.max_grad_norm)
+            clip_grad_norm_(own_model.parameters(), config.max_grad_norm)
             optimizer.step()
             scheduler.step()
-            mine.zero_grad()
-            found.append(loss.item())
-        losses["bare"] = found
+            own_model.zero_grad()
+            step_losses.append(loss.item())
+        losses["bare"] = step_losses
 
     return Timed(
         {"bare loop": bare, "task script": house},

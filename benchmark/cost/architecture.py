@@ -75,7 +75,7 @@ class Architecture:
 def describe(model: str, length: int) -> Architecture:
     """Return the architecture of a model by its name or folder; examples have `length` tokens.
 
-    What was found once is kept: then a prediction needs neither torch nor the model.
+    The result is kept in a cache: then a prediction needs neither torch nor the model.
     """
 
     def inspect() -> Architecture:
@@ -93,6 +93,6 @@ def describe(model: str, length: int) -> Architecture:
 
 
 def _read(folder: Path) -> Architecture:
-    found = json.loads((folder / "architecture.json").read_text())
-    weights = tuple(Weight(entry["name"], tuple(entry["shape"]), entry["block"]) for entry in found["weights"])
-    return Architecture(**found | {"weights": weights})
+    fields = json.loads((folder / "architecture.json").read_text())
+    weights = tuple(Weight(entry["name"], tuple(entry["shape"]), entry["block"]) for entry in fields["weights"])
+    return Architecture(**fields | {"weights": weights})

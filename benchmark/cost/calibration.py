@@ -152,20 +152,20 @@ def load(path: Path, machine: dict[str, Any] | None = None, versions: dict[str, 
     if not path.exists():
         raise InputError(f"--calibration: no file {path}; make it with: python -m benchmark.calibrate")
     try:
-        found = json.loads(path.read_text())
+        content = json.loads(path.read_text())
         for name, read in READ.items():
-            found[name] = [read(entry) for entry in found[name]]
-        calibration = Calibration(**found)
+            content[name] = [read(entry) for entry in content[name]]
+        calibration = Calibration(**content)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
             f"--calibration: {path} is damaged ({error}); run python -m benchmark.calibrate again"
         ) from error
-    wanted = {"machine": machine or this_machine(), "version": versions or these_versions()}
+    expected = {"machine": machine or this_machine(), "version": versions or these_versions()}
     for what, have in (("machine", calibration.machine), ("version", calibration.versions)):
-        for name in {**wanted[what], **have}:
-            if have.get(name) != wanted[what].get(name):
+        for name in {**expected[what], **have}:
+            if have.get(name) != expected[what].get(name):
                 raise InputError(
-                    f"--calibration: {path} is of another {what}: expected {name} {wanted[what].get(name)}, "
+                    f"--calibration: {path} is of another {what}: expected {name} {expected[what].get(name)}, "
                     f"got {have.get(name)}; run python -m benchmark.calibrate here"
                 )
     return calibration

@@ -194,11 +194,11 @@ class Links:
 
     def _table(self, operation: str, workers: int) -> Table:
         """The table of this number of workers, or of the nearest one, the larger ones last."""
-        found = self.tables[operation]
-        nearest = min(found, key=lambda count: (abs(math.log(count / workers)), count))
+        tables = self.tables[operation]
+        nearest = min(tables, key=lambda count: (abs(math.log(count / workers)), count))
         if operation not in ("exchange", "hop") and nearest != workers:
             self.notes[f"operations of {workers} workers are extrapolated from {nearest}"] = None
-        return found[nearest]
+        return tables[nearest]
 
 
 def _tables(entries: list[TransferTimes]) -> dict[str, dict[int, Table]]:

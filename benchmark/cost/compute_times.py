@@ -44,15 +44,16 @@ class ComputeTimes:
 
     def _nearest(self, calibration: Calibration) -> Architecture:
         """The calibrated model that is most like this one: of the same kind, as large as possible."""
-        known = {(p.model, p.length): describe(p.model, p.length) for p in calibration.profiles}
-        mine = self.architecture
+        calibrated = {(p.model, p.length): describe(p.model, p.length) for p in calibration.profiles}
+        target = self.architecture
 
         def apart(other: Architecture) -> tuple[bool, float]:
-            return other.kind != mine.kind, abs(math.log(other.elements * other.length / mine.elements / mine.length))
+            ratio = other.elements * other.length / target.elements / target.length
+            return other.kind != target.kind, abs(math.log(ratio))
 
-        found = min(known.values(), key=apart)
-        self.notes[f"{mine.model} with {mine.length} tokens was not calibrated: scaled from {found.model}"] = None
-        return found
+        nearest = min(calibrated.values(), key=apart)
+        self.notes[f"{target.model} with {target.length} tokens was not calibrated: scaled from {nearest.model}"] = None
+        return nearest
 
     def _of_crowd(self, profiles: list[Profile]) -> list[Profile]:
         """The profiles of as many workers as share the cores, by batch; sets the factor for another number."""
@@ -109,8 +110,8 @@ class ComputeTimes:
         low, high = self.profiles[0].batch, self.profiles[-1].batch
         if not low <= batch <= high:
             self.notes[f"a batch of {batch:g} is extrapolated from {low} to {high}"] = None
-        found = self._at(batch) if self.reference is self.architecture else self._scaled(batch)
-        return combined([found], lambda values: self.scale * values[0])
+        profile = self._at(batch) if self.reference is self.architecture else self._scaled(batch)
+        return combined([profile], lambda values: self.scale * values[0])
 
     def _at(self, batch: float) -> Profile:
         batches = [profile.batch for profile in self.profiles]
@@ -128,25 +129,25 @@ class ComputeTimes:
         What takes the same time for any number of examples (Python, the start of operators) is taken over. The rest is
         in proportion to the multiplications, which large matrices do faster.
         """
-        reference, mine, largest = self.reference, self.architecture, self.profiles[-1]
+        reference, target, largest = self.reference, self.architecture, self.profiles[-1]
         forward, backward = dict[str, float](), dict[str, float]()
         of_forward = self._line([sum(profile.forward.values()) for profile in self.profiles])
         of_backward = self._line([sum(profile.backward.values()) + profile.tail for profile in self.profiles])
         ratios = [back / ahead if ahead else 0.0 for back, ahead in zip(of_backward, of_forward, strict=True)]
-        for unit, flops in mine.flops.items():
+        for unit, flops in target.flops.items():
             same = [name for name in reference.flops if name.split()[0] == unit.split()[0]]
             fixed, each = self._line([sum(p.forward[name] for name in same) / len(same) for p in self.profiles])
             work = sum(reference.flops[name] for name in same) / len(same)
-            more = flops / work if work else mine.width * mine.length / (reference.width * reference.length)
-            each *= more * self._flop(mine.width) / self._flop(reference.width)
+            more = flops / work if work else target.width * target.length / (reference.width * reference.length)
+            each *= more * self._flop(target.width) / self._flop(reference.width)
             forward[unit] = fixed + each * batch
             backward[unit] = ratios[0] * fixed + ratios[1] * each * batch
-        optimizer = self.update([weight.elements for weight in mine.weights]) / self.scale
+        optimizer = self.update([weight.elements for weight in target.weights]) / self.scale
         # Interruptions that have nothing to do with one another: as a random walk, they grow with the root of the time.
         whole = sum(forward.values()) + sum(backward.values()) + optimizer
         return replace(
-            largest, model=mine.model, length=mine.length, forward=forward, tail=0.0, optimizer=optimizer,
-            backward=_spread_backward(mine, backward), spread=largest.spread * math.sqrt(whole / largest.seconds),
+            largest, model=target.model, length=target.length, forward=forward, tail=0.0, optimizer=optimizer,
+            backward=_spread_backward(target, backward), spread=largest.spread * math.sqrt(whole / largest.seconds),
         )  # fmt: skip
 
     def _line(self, seconds: Sequence[float]) -> tuple[float, float]:
@@ -202,8 +203,8 @@ class ComputeTimes:
     def _elements(self, size: float) -> float:
         """Return the seconds for the elements of a tensor."""
         sizes = sorted(self.small.flat)
-        found = interpolate(sizes, [self.small.flat[size] for size in sizes], size)
-        return max(0.0, found - min(self.small.flat.values()))
+        seconds = interpolate(sizes, [self.small.flat[size] for size in sizes], size)
+        return max(0.0, seconds - min(self.small.flat.values()))
 
     def copies(self, size: float, passes: float = 1.0) -> float:
         """Return the seconds in which `size` bytes are read and written so many times."""
@@ -233,14 +234,14 @@ def combined(profiles: Sequence[Profile], figure: Callable[[list[float]], float]
 
 def _spread_backward(architecture: Architecture, seconds: dict[str, float]) -> dict[str, float]:
     """Divide the backward time of units among their parameters; what comes after the blocks goes to the first one."""
-    found: dict[str, float] = {}
+    backward: dict[str, float] = {}
     carried = seconds["after"]
     for block in reversed(range(architecture.n_blocks)):
         weights = architecture.of_block(block)
         count = sum(weight.elements for weight in weights)
         for weight in reversed(weights):
-            found[weight.name] = carried + seconds[f"block {block}"] * weight.elements / count
+            backward[weight.name] = carried + seconds[f"block {block}"] * weight.elements / count
             carried = 0.0
     for weight in reversed(architecture.of_block(None)):
-        found[weight.name] = seconds["before"] / len(architecture.of_block(None))
-    return found
+        backward[weight.name] = seconds["before"] / len(architecture.of_block(None))
+    return backward

@@ -50,13 +50,13 @@ def read_axis(text: str) -> tuple[str, list[str]]:
             raise InputError(f"--sweep {axis}: expected a range that rises from 1 or more, got {places}")
         doubled = [first * 2**i for i in range(64) if first * 2**i < last]
         return axis, [str(number) for number in [*doubled, last]]
-    found = places.split(",")
-    for place in found:
+    labels = places.split(",")
+    for place in labels:
         if axis == "rate":
             bits_per_second(place)
         elif not place.isdecimal() or int(place) < 1:
             raise InputError(f"--sweep {axis}: expected numbers from 1 on, or a range such as 1..128; got {place!r}")
-    return axis, found
+    return axis, labels
 
 
 def at(axis: str, place: str, cell: Cell, where: Surroundings) -> tuple[Cell, Surroundings, float]:
@@ -75,13 +75,13 @@ def curve(calibration: Calibration, cell: Cell, where: Surroundings, axis: str, 
         alone = replace(here, strategy="single", workers=1)
         one = predict(calibration, alone, Surroundings(cores=there.cores, memory=ENDLESS)).examples_per_second
         try:
-            found = predict(calibration, here, there)
+            prediction = predict(calibration, here, there)
         except InputError as error:
             reason = "does not fit" if "does not fit" in str(error) else str(error)
             points.append(Point(place, value, None, reason))
             continue
-        speedup = found.examples_per_second / one
-        points.append(Point(place, value, found, "", speedup, speedup / here.workers))
+        speedup = prediction.examples_per_second / one
+        points.append(Point(place, value, prediction, "", speedup, speedup / here.workers))
     return points
 
 
@@ -118,7 +118,7 @@ def sentence(axis: str, points: list[Point]) -> str:
 
 def rows(points: list[Point]) -> list[dict[str, Any]]:
     """Return the figures of the points."""
-    found: list[dict[str, Any]] = []
+    entries: list[dict[str, Any]] = []
     for point in points:
         row: dict[str, Any] = {"at": point.label, **(point.prediction.times() if point.prediction else {})}
         if point.prediction is None:
@@ -129,8 +129,8 @@ def rows(points: list[Point]) -> list[dict[str, Any]]:
             name, share = point.largest
             row |= {"speedup": point.speedup, "efficiency": point.efficiency, "largest_part": name, "its_share": share}
             row["range"] = "calibrated" if point.prediction.is_calibrated else "extrapolated"
-        found.append(row)
-    return found
+        entries.append(row)
+    return entries
 
 
 def table(axis: str, points: list[Point]) -> str:
@@ -150,14 +150,14 @@ def table(axis: str, points: list[Point]) -> str:
 
 def draw(axis: str, points: list[Point], title: str, path: Path) -> None:
     """Draw both curves: the calibrated range is shaded, beyond it they are dashed, and a range is a coloured band."""
-    known = [(point, point.prediction) for point in points if point.prediction is not None]
-    xs = [point.value for point, _ in known]
-    solid = [point.value for point, found in known if found.is_calibrated]
+    predicted = [(point, point.prediction) for point in points if point.prediction is not None]
+    xs = [point.value for point, _ in predicted]
+    solid = [point.value for point, prediction in predicted if prediction.is_calibrated]
     unit = {"workers": "workers", "rate": "rate of a link (Mbit/s)", "batch": "examples of a worker"}[axis]
     with figure(path) as axes:
         for label, name, colour in (("speed-up", "speedup", COLOURS[0]), ("efficiency", "efficiency", COLOURS[1])):
-            ys = [getattr(point, name) for point, _ in known]
-            best = [y * found.seconds / found.least for y, (_, found) in zip(ys, known, strict=True)]
+            ys = [getattr(point, name) for point, _ in predicted]
+            best = [y * prediction.seconds / prediction.least for y, (_, prediction) in zip(ys, predicted, strict=True)]
             axes.plot(xs, ys, "--", color=colour, marker=".")
             axes.fill_between(xs, ys, best, color=colour, alpha=0.2, linewidth=0)
             axes.plot(solid, [y for x, y in zip(xs, ys, strict=True) if x in solid], color=colour, label=label)

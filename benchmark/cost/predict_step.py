@@ -86,14 +86,14 @@ def predict(calibration: Calibration, cell: Cell, where: Surroundings = Surround
     needed = memory(cell, architecture, times.small.process)
     check_fit(cell, needed, where.memory or calibration.memory, 1 if where.cores else cell.workers)
     overhead = engine_seconds(calibration, cell, times, where, notes)
-    found = run(cell, times, links, where, overhead, times.late(cell.batch, cell.workers))
-    least = found.seconds
+    prediction = run(cell, times, links, where, overhead, times.late(cell.batch, cell.workers))
+    least = prediction.seconds
     if cell.workers > BEYOND * links.most_workers:  # at best, nobody waits, and operations go along trees
         trees = Links(calibration, where.rate, where.latency, tree=True)
         least = min(least, run(cell, times, trees, where, overhead).seconds)
         notes[f"more than {BEYOND} times the {links.most_workers} workers that were calibrated: a range"] = None
     notes = times.notes | links.notes | notes
-    return replace(found, least=least, notes=tuple(notes), is_calibrated=not (times.notes or links.notes))
+    return replace(prediction, least=least, notes=tuple(notes), is_calibrated=not (times.notes or links.notes))
 
 
 def run(
@@ -182,7 +182,7 @@ def operations(kinds: Sequence[Kind]) -> float:
 
 def parts(simulated: Simulated, kinds: list[Kind], late: float) -> dict[str, float]:
     """Return what the threads did, in seconds, as means over all ranks; they add up to the step."""
-    found = dict.fromkeys(PARTS, 0.0)
+    seconds = dict.fromkeys(PARTS, 0.0)
     ranks = sum(len(kind.ranks) for kind in kinds)
     ends = [0.0] * len(kinds)
     for span in simulated.spans:
@@ -192,10 +192,10 @@ def parts(simulated: Simulated, kinds: list[Kind], late: float) -> dict[str, flo
         name = "engine" if span.engine else span.name
         if not span.blocked and name not in ("forward", "backward", "optimizer", "engine"):
             name = "other"
-        found[name] += (span.end - span.start) * len(kinds[span.kind].ranks) / ranks
+        seconds[name] += (span.end - span.start) * len(kinds[span.kind].ranks) / ranks
     idle = sum((simulated.seconds - end) * len(kind.ranks) / ranks for end, kind in zip(ends, kinds, strict=True))
-    found["waiting"] += idle + late
-    return found
+    seconds["waiting"] += idle + late
+    return seconds
 
 
 def mean_over_ranks(

@@ -39,20 +39,20 @@ def memory(cell: Cell, architecture: Architecture, process: float = 0.0) -> Memo
     """Return what the worker with the most memory needs."""
     by_the_book = STRATEGIES[cell.strategy].ideal_bytes(architecture.elements, cell.workers)
     activations = cell.batch * architecture.activations
-    return Memory(by_the_book, kept(cell, architecture), activations, peak(cell, architecture), process)
+    return Memory(by_the_book, kept_bytes(cell, architecture), activations, peak(cell, architecture), process)
 
 
-def kept(cell: Cell, architecture: Architecture) -> float:
+def kept_bytes(cell: Cell, architecture: Architecture) -> float:
     """Return the bytes of parameters, gradients and optimizer as the engine keeps them, on the first worker."""
     if cell.grid is not None:
-        mine = sum(elements_of_rank(weight, cell.tensor) for weight in on_stage(cell, architecture, 0))
+        elements = sum(elements_of_rank(weight, cell.tensor) for weight in on_stage(cell, architecture, 0))
         # torch's PipelineStage keeps a buffer for every micro-batch that it receives.
         buffers = cell.batch * cell.stages * cell.length * architecture.width if cell.strategy == "pipeline" else 0
-        return STATES * BYTES * mine + (BYTES * buffers if cell.stages > 1 else 0)
+        return STATES * BYTES * elements + (BYTES * buffers if cell.stages > 1 else 0)
     row = STRATEGIES[cell.strategy]
-    found = row.documented_bytes([weight.shape for weight in architecture.weights], cell.workers)
-    assert found is not None, cell.strategy
-    return found
+    documented = row.documented_bytes([weight.shape for weight in architecture.weights], cell.workers)
+    assert documented is not None, cell.strategy
+    return documented
 
 
 def peak(cell: Cell, architecture: Architecture) -> float:
@@ -71,7 +71,7 @@ def peak(cell: Cell, architecture: Architecture) -> float:
         )  # reduce_scatter: a part arrives
     if STRATEGIES[cell.strategy].zero:  # DeepSpeed keeps its buffers
         temporary = sizes.embedding + 2 * sizes.matrix
-        return kept(cell, architecture) + cell.batch * architecture.activations + temporary
+        return kept_bytes(cell, architecture) + cell.batch * architecture.activations + temporary
     return of_lesson(name, sizes, cell.batch, workers)
 
 

@@ -49,9 +49,9 @@ def _network(row: int, spans: list[Span], row_of: dict[int, int]) -> list[Box]:
     for span in spans:
         if span.blocked and span.of is not None:
             waits.setdefault(span.key, []).append(Wait(span.start, span.end, row_of[span.of]))
-    mine = [span for span in spans if span.row == "network"]
-    boxes = [Box(row, "network", s.name, s.start, s.end, round(s.bytes), tuple(waits.get(s.key, ()))) for s in mine]
-    started = {span.key for span in mine}
+    sent = [span for span in spans if span.row == "network"]
+    boxes = [Box(row, "network", s.name, s.start, s.end, round(s.bytes), tuple(waits.get(s.key, ()))) for s in sent]
+    started = {span.key for span in sent}
     received: dict[str, list[Span]] = {}
     for span in spans:
         if span.blocked and span.key not in started:

@@ -69,19 +69,19 @@ def contradiction(settings: Settings, stage: int, offload: bool) -> str:
     if settings.deepspeed_config is None:
         return ""
     config = read_config(settings.deepspeed_config)
-    wanted, found = shared(settings, offload), config.get("zero_optimization", {}).get("stage", 0)
-    if found != stage:
-        return f"--deepspeed_config: expected stage {stage} for {settings.strategy}, the file has {found}"
+    expected, file_stage = shared(settings, offload), config.get("zero_optimization", {}).get("stage", 0)
+    if file_stage != stage:
+        return f"--deepspeed_config: expected stage {stage} for {settings.strategy}, the file has {file_stage}"
     for name in (
         "train_batch_size",
         "train_micro_batch_size_per_gpu",
         "gradient_accumulation_steps",
         "gradient_clipping",
     ):
-        if name in config and config[name] not in (wanted[name], "auto"):
+        if name in config and config[name] not in (expected[name], "auto"):
             sizes = f"{settings.batch_size} x {settings.accumulation} x {settings.world_size} workers"
             return (
-                f"--deepspeed_config: {name} is {config[name]} in the file, but {wanted[name]} by the command line "
+                f"--deepspeed_config: {name} is {config[name]} in the file, but {expected[name]} by the command line "
                 f"({sizes}); change one of them"
             )
     return ""

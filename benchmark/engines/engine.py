@@ -120,8 +120,8 @@ class Engine(ABC):
                 if kind == "own":
                     losses.append(output.loss.item())
                     continue
-                found = validation_sums(output.logits, batch, kind)
-                total, right, tokens = total + found[0], right + found[1], tokens + found[2]
+                sums = validation_sums(output.logits, batch, kind)
+                total, right, tokens = total + sums[0], right + sums[1], tokens + sums[2]
         self.model.train()
         return {"loss": sum(losses) / len(losses)} if losses else summary(total, right, tokens)
 

@@ -177,8 +177,8 @@ def original_name(name: str) -> str:
     module, _, kind = name.rpartition(".")
     block = re.match(r"decoder\.layers\.(\d+)\.", module)
     rest = module.removeprefix(block[0]) if block else module
-    found = next(ours for ours, theirs in NAMES.items() if theirs == rest)
-    return f"transformer.h.{block[1]}.{found}.{kind}" if block else f"{found}.{kind}"
+    layer = next(gpt2 for gpt2, megatron in NAMES.items() if megatron == rest)
+    return f"transformer.h.{block[1]}.{layer}.{kind}" if block else f"{layer}.{kind}"
 
 
 def in_megatrons_order(name: str, value: Tensor, heads: int) -> Tensor:

@@ -84,9 +84,9 @@ class OwnGrid(Engine):
     def full_parameters(self) -> dict[str, Tensor]:
         """Each worker sends its cell to the first, which puts slices and stages together."""
         first = self.worker.is_first
-        mine = [(name, p.detach().cpu(), self.place(p)) for name, p in self.names()]
+        own_cell = [(name, p.detach().cpu(), self.place(p)) for name, p in self.names()]
         cells: list[Any] = [None] * self.worker.world_size if first else []
-        dist.gather_object(mine, cells if first else None)
+        dist.gather_object(own_cell, cells if first else None)
         if not first:
             return {}
         with torch.device("meta"):
@@ -122,7 +122,7 @@ class OwnGrid(Engine):
         return self.places().get(id(parameter))
 
     def places(self) -> dict[int, tuple[int, Tensor]]:
-        found: dict[int, tuple[int, Tensor]] = {}
+        places: dict[int, tuple[int, Tensor]] = {}
         group, width = self.grid.tensor, self.config.n_embd
         heads = own_part(self.config.n_head, group)
         columns = attention_columns(width, heads, width // self.config.n_head)
@@ -132,10 +132,10 @@ class OwnGrid(Engine):
             for part, name, indices in (*layers, (block.mlp, "c_fc", hidden), (block.mlp, "c_proj", hidden)):
                 layer = getattr(part, name)
                 if isinstance(layer, ColumnParallel):
-                    found[id(layer.weight)], found[id(layer.bias)] = (1, indices), (0, indices)
+                    places[id(layer.weight)], places[id(layer.bias)] = (1, indices), (0, indices)
                 elif isinstance(layer, RowParallel):
-                    found[id(layer.weight)] = (0, indices)
-        return found
+                    places[id(layer.weight)] = (0, indices)
+        return places
 
     def unrecorded_bytes(self) -> float:
         """gloo's point to point: activations and their gradients between stages, the shared matrix's gradient."""

@@ -87,9 +87,9 @@ class Pipeline(Engine):
 
     def full_parameters(self) -> dict[str, Tensor]:
         """Each worker sends what it trains to the first."""
-        mine = {name: p.detach().cpu() for name, p in self.own.items()}
+        own_part = {name: p.detach().cpu() for name, p in self.own.items()}
         parts: list[Any] = [None] * self.worker.world_size if self.worker.is_first else []
-        dist.gather_object(mine, parts if self.worker.is_first else None)
+        dist.gather_object(own_part, parts if self.worker.is_first else None)
         together: dict[str, Tensor] = {}
         for part in reversed(parts):
             together |= part

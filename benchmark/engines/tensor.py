@@ -91,19 +91,19 @@ class TensorParallel(Engine):
         full = {n: p.full_tensor() if isinstance(p, DTensor) else p for n, p in self.bare.named_parameters()}
         if not self.worker.is_first:
             return {}
-        found: dict[str, Tensor] = {}
+        parameters: dict[str, Tensor] = {}
         for name, value in full.items():
             owner, _, kind = name.rpartition(".")
             value = value.detach().cpu()
             if owner.endswith("attn.q"):
                 thirds = [full[f"{owner[:-1]}{letter}.{kind}"].detach().cpu() for letter in "qkv"]
-                found[f"{owner[:-1]}c_attn.{kind}"] = torch.cat(
+                parameters[f"{owner[:-1]}c_attn.{kind}"] = torch.cat(
                     [third.t() if kind == "weight" else third for third in thirds], -1
                 )
             elif owner.endswith(("attn.k", "attn.v")):
                 continue
             elif owner.endswith(("attn.out", "mlp.c_fc", "mlp.c_proj")):
-                found[name.replace("attn.out", "attn.c_proj")] = value.t() if kind == "weight" else value
+                parameters[name.replace("attn.out", "attn.c_proj")] = value.t() if kind == "weight" else value
             else:
-                found[name] = value
-        return found
+                parameters[name] = value
+        return parameters

@@ -16,8 +16,8 @@ def interval(samples: Samples) -> Interval:
     values = np.asarray(samples, dtype=float)
     if len(values) < LEAST:
         return float(np.median(values)), None, None
-    found = bootstrap((values,), np.median, n_resamples=RESAMPLES, method="percentile", rng=0).confidence_interval
-    return float(np.median(values)), float(found.low), float(found.high)
+    ends = bootstrap((values,), np.median, n_resamples=RESAMPLES, method="percentile", rng=0).confidence_interval
+    return float(np.median(values)), float(ends.low), float(ends.high)
 
 
 def ratio(left: Samples, right: Samples, paired: bool = True) -> Interval:
@@ -29,13 +29,13 @@ def ratio(left: Samples, right: Samples, paired: bool = True) -> Interval:
     middle = float(_ratio_of_medians(*pairs))
     if min(map(len, pairs)) < LEAST:
         return middle, None, None
-    found = bootstrap(pairs, _ratio_of_medians, paired=paired, n_resamples=RESAMPLES, method="percentile", rng=0)
-    return middle, float(found.confidence_interval.low), float(found.confidence_interval.high)
+    result = bootstrap(pairs, _ratio_of_medians, paired=paired, n_resamples=RESAMPLES, method="percentile", rng=0)
+    return middle, float(result.confidence_interval.low), float(result.confidence_interval.high)
 
 
-def shown(found: Interval, digits: int = 3) -> str:
+def interval_text(estimate: Interval, digits: int = 3) -> str:
     """For people, such as 1.015 [0.990, 1.028]; without an interval where there are too few samples for one."""
-    middle, low, high = found
+    middle, low, high = estimate
     if low is None or high is None:
         return f"{middle:.{digits}f} [-]"
     return f"{middle:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"

@@ -31,13 +31,13 @@ def environment() -> dict:
 
 def these_versions() -> dict[str, str]:
     """The versions of what computes and sends."""
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for name in ("torch", "transformers", "deepspeed"):
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+            versions[name] = "not installed"
+    return versions
 
 
 def processor() -> str:
@@ -52,18 +52,18 @@ def commit() -> str:
     return _git("rev-parse", "--short", "HEAD") + ("+" if _git("status", "--porcelain", "-uno") else "")
 
 
-def machine_line(found: dict) -> str:
-    """The machine and its load in one line, for a table. load: of the minute before the command, and at its end."""
-    kinds = ", ".join(f"{name} {number}" for name, number in found["versions"].items() if number != "not installed")
-    loads = f"load {found['load']} at the beginning, {os.getloadavg()[0]:.1f} at the end"
-    machine = f"{found['cores']} cores, {found['gpu'] or 'no GPU'}"
-    return f"{machine}, {loads}; {kinds}; commit {found['commit']}, {found['date']}"
+def machine_line(begin: dict) -> str:
+    """Return the machine and its load in one line, for a table. begin: environment() at the beginning."""
+    kinds = ", ".join(f"{name} {number}" for name, number in begin["versions"].items() if number != "not installed")
+    loads = f"load {begin['load']} at the beginning, {os.getloadavg()[0]:.1f} at the end"
+    machine = f"{begin['cores']} cores, {begin['gpu'] or 'no GPU'}"
+    return f"{machine}, {loads}; {kinds}; commit {begin['commit']}, {begin['date']}"
 
 
 def interface_bytes() -> int | None:
     """Bytes that this node's eth0 has sent; None on a machine without it, which is no emulated node."""
-    found = read_kernel(KERNEL.read_text()).get("eth0")
-    return found[1] if found else None
+    counters = read_kernel(KERNEL.read_text()).get("eth0")
+    return counters[1] if counters else None
 
 
 def _git(*words: str) -> str:

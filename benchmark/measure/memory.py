@@ -14,24 +14,24 @@ def counted(engine: Any) -> dict[str, int]:
     """Bytes of all tensors that `engine` reaches: {"parameters", "gradients", "rest", "total"}; rest is optimizer."""
     parameters = {_key(t) for p in engine.bare.parameters() for t in _tensors_of(p)}
     gradients = {_key(g) for p in engine.bare.parameters() if p.grad is not None for g in _tensors_of(p.grad)}
-    found = {"parameters": 0, "gradients": 0, "rest": 0, "total": 0}
+    sizes = {"parameters": 0, "gradients": 0, "rest": 0, "total": 0}
     for key, size in reachable(engine).items():
         name = "parameters" if key in parameters else "gradients" if key in gradients else "rest"
-        found[name] += size
-        found["total"] += size
-    return found
+        sizes[name] += size
+        sizes["total"] += size
+    return sizes
 
 
 def reachable(root: object) -> dict[tuple, int]:
     """Storages of all tensors reachable from `root` through objects and containers: (device, address) -> bytes."""
     storages: dict[tuple, int] = {}
-    seen: set[int] = set()
+    visited: set[int] = set()
     todo = [root]
     while todo:
         thing = todo.pop()
-        if id(thing) in seen or isinstance(thing, SKIPPED):
+        if id(thing) in visited or isinstance(thing, SKIPPED):
             continue
-        seen.add(id(thing))
+        visited.add(id(thing))
         if isinstance(thing, Tensor):
             for tensor in _tensors_of(thing):
                 if tensor.untyped_storage().nbytes():

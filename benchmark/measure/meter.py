@@ -96,9 +96,9 @@ def gpu_figures(device: torch.device) -> dict[str, float | None]:
     torch reads them with nvidia-ml-py, which the extra "benchmark" installs. A worker on a CPU has none.
     """
     readings = {"gpu_utilisation": "utilization", "gpu_temperature": "temperature", "gpu_power": "power_draw"}
-    found: dict[str, float | None] = dict.fromkeys(readings)
+    figures: dict[str, float | None] = dict.fromkeys(readings)
     for name, function in readings.items() if device.type == "cuda" else ():
         with contextlib.suppress(Exception):  # no NVML, or a GPU that keeps this to itself
             value = float(getattr(torch.cuda, function)(device))
-            found[name] = value / 1000 if name == "gpu_power" else value  # torch says milliwatts
-    return found
+            figures[name] = value / 1000 if name == "gpu_power" else value  # torch says milliwatts
+    return figures

@@ -47,9 +47,9 @@ def rows_table(rows: Iterable[dict[str, Any]]) -> str:
 def figure_text(value: Any) -> str:
     """Return a figure with four digits; whole numbers and words as they are."""
     if isinstance(value, list | tuple):
-        from benchmark.measure.intervals import shown  # here: it loads scipy
+        from benchmark.measure.intervals import interval_text  # here: it loads scipy
 
-        return shown(tuple(value))
+        return interval_text(tuple(value))
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
     return "-" if value is None else f"{value:,}" if isinstance(value, int) else str(value)

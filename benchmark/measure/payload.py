@@ -55,8 +55,8 @@ class Payload:
             return {"bytes": None, "calls": None}
         fresh = [entry for entry in fresh if not any(entry.number in span for span in self._ignored)]
         sizes = engine.group_sizes()  # where it is not all workers
-        found = (sent(one.name, one.bytes, sizes.get(one.group, workers), settings.backend) for one in fresh)
-        return {"bytes": sum(found) / steps + engine.unrecorded_bytes(), "calls": len(fresh) / steps}
+        sent_bytes = (sent(one.name, one.bytes, sizes.get(one.group, workers), settings.backend) for one in fresh)
+        return {"bytes": sum(sent_bytes) / steps + engine.unrecorded_bytes(), "calls": len(fresh) / steps}
 
 
 def _newest() -> int:

@@ -43,13 +43,13 @@ class Tracer:
         return read_trace(events, self.steps, self.on_gpu) | {"cpu_ms": cpu / 1e3 / self.steps}
 
     def events(self, keep: Path | None = None) -> list[dict]:
-        """Everything since the start, which is the end of it."""
+        """Stop profiling and return all events since the start."""
         self._profile.stop()
         with tempfile.TemporaryDirectory() as folder:
             file = keep or Path(folder) / "trace.json"
             self._profile.export_chrome_trace(str(file))
-            found: list[dict] = json.loads(file.read_text())["traceEvents"]
-            return found
+            events: list[dict] = json.loads(file.read_text())["traceEvents"]
+            return events
 
 
 def mark(name: str) -> record_function:
@@ -69,7 +69,7 @@ def inside(events: list[dict], name: str) -> list[dict]:
 def read_trace(events: Iterable[dict], steps: int, on_gpu: bool = False) -> dict[str, Any]:
     """Communication per step (ms), its exposed share of each phase; the time of everything on the GPU.
 
-    On a GPU, kernels tell: a call of NCCL ends when it is queued. None where the profiler saw none.
+    On a GPU, kernels count, since a call of NCCL ends when it is queued. None where the profiler saw none.
     """
     spans, phases = defaultdict[str, list[Span]](list), defaultdict[str, list[Span]](list)  # in microseconds
     for event in events:
@@ -90,9 +90,9 @@ def read_trace(events: Iterable[dict], steps: int, on_gpu: bool = False) -> dict
         return dict.fromkeys(("communication_ms", "exposed_ms", "exposed_shares", "device_ms"))
     exposed = without(merged(spans["communication"]), spans["compute"])
     shares = {}
-    for name, found in phases.items():
-        inside_phase = duration(exposed) - duration(without(exposed, found))
-        shares[name] = inside_phase / duration(found) if duration(found) else 0.0
+    for name, phase_spans in phases.items():
+        inside_phase = duration(exposed) - duration(without(exposed, phase_spans))
+        shares[name] = inside_phase / duration(phase_spans) if duration(phase_spans) else 0.0
     return {
         "communication_ms": duration(spans["communication"]) / 1e3 / steps,
         "exposed_ms": duration(exposed) / 1e3 / steps,

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from benchmark.measure.intervals import interval, shown
+from benchmark.measure.intervals import interval, interval_text
 from benchmark.measure.machine import machine_line
 from benchmark.settings import Settings
 from benchmark.strategies import STRATEGIES
@@ -62,13 +62,13 @@ def assemble(settings: Settings, begin: dict, shapes: list[torch.Size], measured
 def phases(steps: list[dict], trace: dict | None, strategy: str) -> dict[str, float | None]:
     """Mean ms per step; what the trace saw as exposed communication is taken out of the phase it was in."""
     means = {name: sum(step[name] for step in steps) / len(steps) * 1e3 for name in steps[0] if name != "wall"}
-    seen = (trace or {}).get("exposed_shares")
-    shares = seen or {}
+    traced_shares = (trace or {}).get("exposed_shares")
+    shares = traced_shares or {}
     communication = {name: means[name] * shares.get(name, 0.0) for name in means}
-    found: dict[str, float | None] = {name: means[name] - communication[name] for name in means}
-    found["communication"] = sum(communication.values()) if seen is not None else None
-    found["wall"] = sum(means.values())
-    return found
+    phases_ms: dict[str, float | None] = {name: means[name] - communication[name] for name in means}
+    phases_ms["communication"] = sum(communication.values()) if traced_shares is not None else None
+    phases_ms["wall"] = sum(means.values())
+    return phases_ms
 
 
 def memory(settings: Settings, shapes: list[torch.Size], measured: dict) -> dict[str, Any]:
@@ -98,7 +98,7 @@ def table(result: dict[str, Any]) -> str:
     if "bleu" in result:
         rows.append(("BLEU", f"{result['bleu']:.2f}"))
     if "step_ms" in result:
-        rows.append(("step, ms", f"{shown((result['step_ms'], *result['step_ms_95']), 1)} (median, 95 %)"))
+        rows.append(("step, ms", f"{interval_text((result['step_ms'], *result['step_ms_95']), 1)} (median, 95 %)"))
         for name, value in result["phases_ms"].items():
             rows.append((f"  {name}", "not measured" if value is None else f"{value:9.2f} ms"))
         rows.append(

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmark.measure.intervals import Interval, ratio, shown
+from benchmark.measure.intervals import Interval, interval_text, ratio
 from common.errors import InputError
 
 WHERE_ONLY = {"output_dir", "overwrite_output_dir", "master_ip", "master_port"}  # where a command ran, not what it did
@@ -13,11 +13,11 @@ WHERE_ONLY = {"output_dir", "overwrite_output_dir", "master_ip", "master_port"} 
 def read_result(path: Path) -> dict[str, Any]:
     """Return a comparison.json. Raises InputError if the file is none."""
     try:
-        found = json.loads(path.read_text())
-        assert found["steps_ms"] and found["settings"] and found["environment"]
+        result = json.loads(path.read_text())
+        assert result["steps_ms"] and result["settings"] and result["environment"]
     except (OSError, ValueError, KeyError, TypeError, AssertionError) as error:
         raise InputError(f"expected a comparison.json of benchmark.compare, got {path} ({error!r:.80})") from None
-    return found  # type: ignore[no-any-return]
+    return result  # type: ignore[no-any-return]
 
 
 def differences(left: dict[str, Any], right: dict[str, Any]) -> list[str]:
@@ -25,9 +25,9 @@ def differences(left: dict[str, Any], right: dict[str, Any]) -> list[str]:
     return [f"{name} {left.get(name)} and {right.get(name)}" for name in left if left.get(name) != right.get(name)]
 
 
-def in_words(found: Interval) -> str:
+def in_words(estimate: Interval) -> str:
     """Say what the ratio of the second result's time to the first one's means."""
-    _, low, high = found
+    _, low, high = estimate
     if low is None or high is None:
         return "too few rounds to say"
     if low <= 1 <= high:
@@ -41,21 +41,21 @@ def compare_results(first: Path, second: Path) -> str:
     Raises InputError if their settings differ, or if they have no strategy in common.
     """
     left, right = read_result(first), read_result(second)
-    settings = [{k: v for k, v in found["settings"].items() if k not in WHERE_ONLY} for found in (left, right)]
+    settings = [{k: v for k, v in result["settings"].items() if k not in WHERE_ONLY} for result in (left, right)]
     if different := differences(*settings):
         raise InputError(f"the two results were measured with different settings: {'; '.join(different)}")
     medians = [{row["strategy"]: row["step_ms"] for row in one["rows"] if "step_ms" in row} for one in (left, right)]
     common = [label for label in medians[0] if label in medians[1]]
     if not common:
         raise InputError(f"the results have no strategy in common: {', '.join(medians[0])}; {', '.join(medians[1])}")
-    versions = [found["environment"].pop("versions") for found in (left, right)]
+    versions = [result["environment"].pop("versions") for result in (left, right)]
     lines = [f"A {first}", f"B {second}", "A and B differ in: " + "; ".join(
         [*differences(*versions), *differences(left["environment"], right["environment"])]
     ), f"{'strategy':<16}{'A, ms':>10}{'B, ms':>10}   B / A [95 %]"]  # fmt: skip
     rows = []
     for label in common:
-        found = ratio(right["steps_ms"][label], left["steps_ms"][label], paired=False)
+        estimate = ratio(right["steps_ms"][label], left["steps_ms"][label], paired=False)
         times = "".join(f"{one[label]:>10.1f}" for one in medians)
-        lines.append(f"{label:<16}{times}   {shown(found):<24}{in_words(found)}")
-        rows.append({"strategy": label, "ratio": found[0], "ratio_95": found[1:], "verdict": in_words(found)})
+        lines.append(f"{label:<16}{times}   {interval_text(estimate):<24}{in_words(estimate)}")
+        rows.append({"strategy": label, "ratio": estimate[0], "ratio_95": estimate[1:], "verdict": in_words(estimate)})
     return "\n".join([*lines, json.dumps({"rows": rows})])

@@ -53,17 +53,17 @@ def faults(sent: Sequence[SentMessage], promised: tuple[torch.dtype, torch.dtype
 
     elements: how many gradients a step has to send at least.
     """
-    found = []
-    wanted = dict(zip(("gradients", "parameters"), promised, strict=True))
+    texts = []
+    expected = dict(zip(("gradients", "parameters"), promised, strict=True))
     for message in sent:
-        if message.elements > SMALL and message.dtype != wanted[message.carries]:
-            text = f"{message.name} sends {word(message.dtype)}, expected {word(wanted[message.carries])}"
-            if text not in found:
-                found.append(text)
+        if message.elements > SMALL and message.dtype != expected[message.carries]:
+            text = f"{message.name} sends {word(message.dtype)}, expected {word(expected[message.carries])}"
+            if text not in texts:
+                texts.append(text)
     count = sum(message.elements for message in sent if message.carries == "gradients")
     if count < elements:
-        found.append(f"sends gradients of {count} elements, expected {elements}")
-    return found
+        texts.append(f"sends gradients of {count} elements, expected {elements}")
+    return texts
 
 
 def word(dtype: torch.dtype) -> str:
@@ -72,8 +72,8 @@ def word(dtype: torch.dtype) -> str:
 
 def by_kind(sent: Sequence[SentMessage]) -> dict[str, int]:
     """Bytes of a step's inputs, by collective and dtype."""
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for message in sent:
         key = f"{message.name} {word(message.dtype)}"
-        found[key] = found.get(key, 0) + message.bytes
-    return found
+        sizes[key] = sizes.get(key, 0) + message.bytes
+    return sizes

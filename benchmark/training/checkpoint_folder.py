@@ -48,8 +48,10 @@ def save(folder: Path, step: int, engine: Engine, losses: list[float]) -> None:
     if any(errors):
         shutil.rmtree(partial, ignore_errors=True)
         free = shutil.disk_usage(folder).free / 1e6
-        said = next(error for error in errors if error)
-        raise InputError(f"cannot write checkpoint {final}: {said} ({free:.0f} MB free); make room or use --output_dir")
+        message = next(error for error in errors if error)
+        raise InputError(
+            f"cannot write checkpoint {final}: {message} ({free:.0f} MB free); make room or use --output_dir"
+        )
 
 
 def load(folder: Path, engine: Engine) -> tuple[int, list[float]]:
@@ -57,19 +59,19 @@ def load(folder: Path, engine: Engine) -> tuple[int, list[float]]:
 
     Raises InputError if a file is missing or damaged, or if it belongs to another run.
     """
-    found = sorted(folder.glob("step-*"))
-    if not found:
+    checkpoints = sorted(folder.glob("step-*"))
+    if not checkpoints:
         return 0, []
-    newest = found[-1]
+    newest = checkpoints[-1]
     try:
         manifest = json.loads((newest / "manifest.json").read_text())
         files, step, losses = manifest["files"], manifest["step"], manifest["losses"]
     except (OSError, ValueError, KeyError) as error:
         raise InputError(f"checkpoint {newest}: cannot read manifest.json ({error}); delete this folder") from error
-    for name, wanted in _identity(engine.settings).items():
-        if manifest.get(name) != wanted:
+    for name, expected in _identity(engine.settings).items():
+        if manifest.get(name) != expected:
             raise InputError(
-                f"checkpoint {newest} was written with {name} {manifest.get(name)}, this run uses {wanted}; "
+                f"checkpoint {newest} was written with {name} {manifest.get(name)}, this run uses {expected}; "
                 "use the same flags, or another --output_dir"
             )
     for name, digest in files.items():

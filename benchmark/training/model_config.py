@@ -35,10 +35,10 @@ def kind_of(name: str) -> str:
         return "own"
     if _is_name(name):
         return name.partition("-")[0]
-    found = json.loads((Path(name) / "config.json").read_text()).get("model_type")
-    if found not in ("gpt2", "t5"):
-        raise InputError(f"--model: expected a GPT-2 or T5, {name} holds {found}; name another folder")
-    return found
+    model_type = json.loads((Path(name) / "config.json").read_text()).get("model_type")
+    if model_type not in ("gpt2", "t5"):
+        raise InputError(f"--model: expected a GPT-2 or T5, {name} holds {model_type}; name another folder")
+    return model_type
 
 
 def _is_folder(name: str) -> bool:

@@ -68,9 +68,9 @@ def _pair(line: str, place: str) -> Pair:
             )
         return parts[0], parts[1]
     try:
-        found = json.loads(line)
-        found = found.get("translation", found)
-        first, second = (found["source"], found["target"]) if "source" in found else list(found.values())[:2]
+        entry = json.loads(line)
+        entry = entry.get("translation", entry)
+        first, second = (entry["source"], entry["target"]) if "source" in entry else list(entry.values())[:2]
     except (ValueError, KeyError, AttributeError) as error:
         raise InputError(f'{place}: expected {{"source": ..., "target": ...}}; correct the line') from error
     return str(first), str(second)

@@ -20,7 +20,7 @@ from benchmark.arguments import parse
 from benchmark.cost.architecture import describe
 from benchmark.engines.deepspeed_config import deepspeed_config
 from benchmark.engines.operators import remove_left_locks
-from benchmark.measure.intervals import interval, ratio, shown
+from benchmark.measure.intervals import interval, interval_text, ratio
 from benchmark.measure.memory import counted
 from benchmark.measure.meter import Meter
 from benchmark.measure.mfu import utilisation
@@ -201,7 +201,7 @@ def test_a_ratio_is_that_of_pairs_and_too_few_rounds_have_no_interval():
     assert ratio([2 * value for value in seconds], seconds) == pytest.approx((2, 2, 2))
     assert interval([1.0, 2.0, 9.0]) == (2.0, None, None)
     assert ratio([2.0], [1.0]) == (2.0, None, None)
-    assert shown(interval([1.0])) == "1.000 [-]"
+    assert interval_text(interval([1.0])) == "1.000 [-]"
     assert None not in interval([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
 
 

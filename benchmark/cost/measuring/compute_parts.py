@@ -88,10 +88,10 @@ class StampedStep:
 
 
 def differences(begin: float, stamps: list[tuple[str, float]]) -> Stamps:
-    found = {}
+    seconds = {}
     for name, moment in stamps:
-        found[name], begin = moment - begin, moment
-    return found
+        seconds[name], begin = moment - begin, moment
+    return seconds
 
 
 @contextmanager
@@ -167,15 +167,15 @@ def spread(seconds: list[float], workers: int, group: dist.ProcessGroup) -> floa
 def small_costs(settings: Settings, workers: int, group: dist.ProcessGroup) -> SmallCosts:
     """Return what copies, updates and layers cost. A collective."""
     with threads(threads_per_command(workers)):
-        found = {
+        costs = {
             "copy_byte": copying(group) / COPIED,
             **{f"flat {size}": update(size, settings, group) for size in FLAT},
             **{f"flop {width}": layer(width, group) / (48 * ROWS * width**2) for width in WIDTHS},
         }
-    found = mean([found | {"process": float(psutil.Process().memory_info().rss)}], workers, group)
-    flat = {size: found[f"flat {size}"] for size in FLAT}
-    flop = {width: found[f"flop {width}"] for width in WIDTHS}
-    return SmallCosts(workers, found["copy_byte"], flat, flop, found["process"])
+    costs = mean([costs | {"process": float(psutil.Process().memory_info().rss)}], workers, group)
+    flat = {size: costs[f"flat {size}"] for size in FLAT}
+    flop = {width: costs[f"flop {width}"] for width in WIDTHS}
+    return SmallCosts(workers, costs["copy_byte"], flat, flop, costs["process"])
 
 
 def copying(group: dist.ProcessGroup) -> float:

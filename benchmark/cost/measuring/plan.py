@@ -34,6 +34,6 @@ class CalibrationPlan:
     seconds: float = 8.0
 
 
-def read_plan(found: dict[str, Any]) -> CalibrationPlan:
+def read_plan(content: dict[str, Any]) -> CalibrationPlan:
     """Return the plan that a worker was given as JSON."""
-    return CalibrationPlan(**found | {"turns": [Turn(**turn) for turn in found["turns"]]})
+    return CalibrationPlan(**content | {"turns": [Turn(**turn) for turn in content["turns"]]})

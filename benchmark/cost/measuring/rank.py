@@ -33,19 +33,19 @@ WARM_UP, LEAST = 2, 6  # rounds
 
 
 def work(plan: CalibrationPlan, settings: Settings, result: Path) -> None:
-    found: dict[str, list[dict[str, Any]]] = {"transfers": [], "profiles": [], "small": [], "engines": []}
+    measured: dict[str, list[dict[str, Any]]] = {"transfers": [], "profiles": [], "small": [], "engines": []}
     with process_group(settings, join) as worker:
         for count in plan.workers:
             group = dist.new_group(list(range(count)))  # all workers make it, also those that are not in it
             if worker.rank < count:
-                measure(plan, settings, worker, count, group, found)
+                measure(plan, settings, worker, count, group, measured)
             worker.pulse.beat()
             dist.barrier()  # the others wait here, and compute nothing meanwhile
         if plan.turns:
-            found["engines"] = [asdict(entry) for entry in engines(plan, settings, worker)]
+            measured["engines"] = [asdict(entry) for entry in engines(plan, settings, worker)]
         if worker.is_first:
             with atomic_write(result) as file:
-                json.dump(found, file)
+                json.dump(measured, file)
 
 
 def measure(
@@ -54,20 +54,20 @@ def measure(
     worker: Worker,
     count: int,
     group: dist.ProcessGroup,
-    found: dict[str, list],
+    measured: dict[str, list],
 ) -> None:
-    """Measure with `count` workers; adds to `found`."""
+    """Measure with `count` workers; adds to `measured`."""
     share = plan.seconds / len(plan.workers)
     if plan.sizes and count > 1:
         tables = transfers.measure(plan.link, plan.sizes, share, group, count, worker.rank)
-        found["transfers"] += [asdict(table) for table in tables]
+        measured["transfers"] += [asdict(table) for table in tables]
     if plan.models:
-        found["small"].append(asdict(compute_parts.small_costs(settings, count, group)))
+        measured["small"].append(asdict(compute_parts.small_costs(settings, count, group)))
     for model in plan.models:
         here = replace(settings, model=model)
         part = share / len(plan.models)
         times = compute_parts.profiles(here, worker, load_workload(here), plan.batches, group, count, part)
-        found["profiles"] += map(asdict, times)
+        measured["profiles"] += map(asdict, times)
 
 
 def engines(plan: CalibrationPlan, settings: Settings, worker: Worker) -> list[EngineTimes]:
@@ -103,17 +103,17 @@ def rounds(
         ComparedStrategy(label, replace(settings, batch_size=size), worker, workload) for label, size in engines
     ]
     turns: list[Turn] = [lambda number: nothing, *(strategy.turn for strategy in compared)]  # only barriers
-    found: list[list[float]] = []
+    times: list[list[float]] = []
     number, last = 0, WARM_UP + LEAST
     while number < last:
         begin = time.perf_counter()
-        found.append(take_round(turns, number, meet=dist.barrier))
+        times.append(take_round(turns, number, meet=dist.barrier))
         if number == WARM_UP:
             fitting = [max(LEAST, int(seconds / (time.perf_counter() - begin)))]
             dist.broadcast_object_list(fitting, src=0)
             last = WARM_UP + fitting[0]
         number += 1
-    took = np.array(found)[WARM_UP:].T
+    took = np.array(times)[WARM_UP:].T
     return (took[1:] - np.median(took[0])).tolist()  # type: ignore[no-any-return]
 
 

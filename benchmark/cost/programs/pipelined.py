@@ -26,7 +26,7 @@ def stage_of(block: int, stages: int, blocks: int) -> int:
 def on_stage(cell: Cell, model: Architecture, stage: int) -> list[Weight]:
     """Return the parameters of a stage, before they are sliced; the first and the last have the embedding matrix."""
     last = cell.stages - 1
-    found = []
+    weights = []
     for weight in model.weights:
         if weight.block is not None:
             there = {stage_of(weight.block, cell.stages, model.n_blocks)}
@@ -35,8 +35,8 @@ def on_stage(cell: Cell, model: Architecture, stage: int) -> list[Weight]:
         else:
             there = {0} if "wpe" in weight.name else {last}
         if stage in there:
-            found.append(weight)
-    return found
+            weights.append(weight)
+    return weights
 
 
 def micro_batches(cell: Cell) -> int:
@@ -112,8 +112,8 @@ class StageProgram:
             # Both send, as in an exchange; but each direction has a connection of its own, so neither waits.
             self.together("shared", "hop", shared, 2, (0, self.last))
             writer.copy("communication", shared)
-        mine = on_stage(cell, writer.model, self.stage)
-        sizes = [elements_of_rank(weight, cell.tensor) for weight in mine]
+        weights = on_stage(cell, writer.model, self.stage)
+        sizes = [elements_of_rank(weight, cell.tensor) for weight in weights]
         elements = sum(sizes)
         if cell.strategy == "pipeline":
             self.together("loss", "broadcast", BYTES, cell.stages, self.kinds)
@@ -160,13 +160,13 @@ class StageProgram:
         The head's backward is counted with the first gradient that becomes ready, that of the last norm.
         """
         step, model, stages = self.writer.step, self.writer.model, self.cell.stages
-        mine = [i for i in range(model.n_blocks) if stage_of(i, stages, model.n_blocks) == self.stage]
+        own_blocks = [i for i in range(model.n_blocks) if stage_of(i, stages, model.n_blocks) == self.stage]
         ends = [("before", 0), ("after", self.last)]
         if direction == "forward":
             rest = sum(step.forward[unit] for unit, stage in ends if stage == self.stage)
-            return [step.forward[f"block {i}"] for i in mine], rest
+            return [step.forward[f"block {i}"] for i in own_blocks], rest
         block_of = {weight.name: weight.block for weight in model.weights}
-        blocks, rest = dict.fromkeys(mine, 0.0), step.tail * (self.stage == 0)
+        blocks, rest = dict.fromkeys(own_blocks, 0.0), step.tail * (self.stage == 0)
         for name, seconds in step.backward.items():
             block = block_of[name]
             if block is None:
