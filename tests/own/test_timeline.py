@@ -82,8 +82,8 @@ def test_the_root_of_a_scatter_communicates_until_the_others_have_received_it():
     assert waits(0, gather[0], gather, Blocked(1.1, 4.0, 0), [(1.5, 3.0)]) == [Wait(1.1, 1.5, 1), Wait(3.0, 3.5, 1)]
     calls = by_key([[replace(scatter[0], number=1), replace(gather[0], number=2)],
                     [replace(scatter[1], number=1), replace(gather[1], number=2)]])  # fmt: skip
-    on_rank_0 = SeenOnRank(0, messages=[calls["", 1][0], calls["", 2][0]], blocked=[Blocked(1.1, 4.0, 1)])
-    first, second = network_boxes(on_rank_0, calls)
+    log = SeenOnRank(0, messages=[calls["", 1][0], calls["", 2][0]], blocked=[Blocked(1.1, 4.0, 1)])
+    first, second = network_boxes(log, calls)
     assert (first.end, second.waits) == (3.0, (Wait(1.1, 1.5, 1), Wait(3.0, 3.5, 1)))
     # A send ends when it is received, even if the sender asks later.
     calls = {0: Message("send", 1.0, 9.0, other=1), 1: Message("recv", 0.5, 2.0, other=0)}
@@ -137,10 +137,8 @@ def test_what_the_process_does_itself_in_the_phase_communication_is_averaging():
     spans = own_code(phases, busy, held)
 
     assert spans == [(1.4, 1.404), (1.7, 1.75)]  # torch; then Python or a pause
-    on_rank_0 = SeenOnRank(
-        0, phases=[("backward", (0.0, 1.0)), ("communication", (1.0, 2.0))], blocked=held, own_code=spans
-    )
-    boxes = [(box.name, box.start, box.end) for box in process_boxes(on_rank_0)]
+    log = SeenOnRank(0, phases=[("backward", (0.0, 1.0)), ("communication", (1.0, 2.0))], blocked=held, own_code=spans)
+    boxes = [(box.name, box.start, box.end) for box in process_boxes(log)]
     assert boxes == [
         ("backward", 0, 1), ("communication", 1, 1.4), ("averaging", 1.4, 1.404), ("communication", 1.404, 1.7),
         ("averaging", 1.7, 1.75), ("communication", 1.75, 2),
