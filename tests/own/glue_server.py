@@ -144,8 +144,8 @@ def run(data_dir: Path, server: Server | str, *arguments: str) -> Done:
 
 def names(folder: Path) -> list[str]:
     """All files below `folder`, and its empty folders."""
-    found = (path for path in folder.rglob("*") if path.is_file() or not any(path.iterdir()))
-    return sorted(str(path.relative_to(folder)) for path in found)
+    paths = (path for path in folder.rglob("*") if path.is_file() or not any(path.iterdir()))
+    return sorted(str(path.relative_to(folder)) for path in paths)
 
 
 def refused(done: Done) -> str:

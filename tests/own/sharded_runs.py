@@ -65,7 +65,7 @@ def train(
     model: nn.Module, strategy: Any, stage: int, data: list[torch.Tensor], rank: int, size: int
 ) -> tuple[list[float], int]:
     """The losses of all ranks together, equal to one worker's, and the bytes that stay before zero_grad."""
-    losses, kept = [], 0
+    losses, held_bytes = [], 0
     for tokens in data:
         total = torch.zeros(())
         for micro, part in enumerate(tokens.chunk(MICROS)):
@@ -76,11 +76,11 @@ def train(
                 strategy.finish()
         strategy.clip(NORM)
         strategy.step()
-        kept = persistent_bytes(model, strategy.optimizer)
+        held_bytes = persistent_bytes(model, strategy.optimizer)
         strategy.zero_grad()
         dist.all_reduce(total)
         losses.append(total.item())
-    return losses, kept
+    return losses, held_bytes
 
 
 def trained(rank: int, size: int, folder: Path) -> dict:
@@ -88,7 +88,7 @@ def trained(rank: int, size: int, folder: Path) -> dict:
 
     The first world size saves a checkpoint half way, from which the other one resumes.
     """
-    found: dict = {}
+    results: dict = {}
     resumes = (folder / "checkpoint1").exists()
     dist.barrier()
     for stage in STAGES:
@@ -99,14 +99,14 @@ def trained(rank: int, size: int, folder: Path) -> dict:
         else:
             losses, _ = train(model, strategy, stage, batches(STEPS, 1), rank, size)
             save_shards(folder / f"checkpoint{stage}", strategy)
-        later, kept = train(model, strategy, stage, batches(STEPS, 2), rank, size)
+        later, held_bytes = train(model, strategy, stage, batches(STEPS, 2), rank, size)
         gather(strategy)
-        found[stage] = {"losses": losses + later, "parameters": copies(model), "bytes": kept}
+        results[stage] = {"losses": losses + later, "parameters": copies(model), "bytes": held_bytes}
     if rank == 0:
         model = tiny()
         losses = train_alone(model, batches(STEPS, 1) + batches(STEPS, 2))
-        found["single"] = {"losses": losses, "parameters": copies(model)}
-    return found
+        results["single"] = {"losses": losses, "parameters": copies(model)}
+    return results
 
 
 def train_alone(model: nn.Module, data: list[torch.Tensor]) -> list[float]:
@@ -136,12 +136,12 @@ def small_gpt2() -> GPT2LMHeadModel:
 
 
 def deferred(rank: int, size: int, folder: Path) -> dict:
-    """What a model that is built without memory is, {"random", "saved": ...}: of rank 0 also what it must be, "single".
+    """{"random", "saved": results} of a model built without memory; on rank 0 also those that it must equal, "single".
 
-    Each is its parameters, the losses of its steps and the next random number; besides, the peak of the bytes that
-    torch has allocated while the model is built and sharded, and the bytes of the whole model.
+    Results are the parameters, the losses of the steps and the next random number; also the peak of the bytes that
+    torch has allocated while the model is built and sharded, and in "single" the bytes of the whole model.
     """
-    device, found = torch.device("cpu"), dict[str, dict]()
+    device, results = torch.device("cpu"), dict[str, dict]()
     builds: dict[str, Any] = {
         "random": (partial(from_random, small_gpt2, device), small_gpt2),
         "saved": (
@@ -156,17 +156,17 @@ def deferred(rank: int, size: int, folder: Path) -> dict:
             strategy = sharded(3, model)
         trace = folder / f"trace_{size}_{rank}.json"
         profiled.export_chrome_trace(str(trace))
-        found[name] = seen(model, strategy) | {"peak": peak_of_allocations(trace)}
-        found[name]["losses"], _ = train(model, strategy, 3, batches(STEPS, 1), rank, size)
+        results[name] = state_of(model, strategy) | {"peak": peak_of_allocations(trace)}
+        results[name]["losses"], _ = train(model, strategy, 3, batches(STEPS, 1), rank, size)
         if rank == 0:
             torch.manual_seed(7)
             model = build_at_once().eval()
-            single = seen(model) | {"bytes": sum(parameter.nbytes for parameter in model.parameters())}
-            found[name]["single"] = single | {"losses": train_alone(model, batches(STEPS, 1))}
-    return found
+            single = state_of(model) | {"bytes": sum(parameter.nbytes for parameter in model.parameters())}
+            results[name]["single"] = single | {"losses": train_alone(model, batches(STEPS, 1))}
+    return results
 
 
-def seen(model: nn.Module, strategy: Any = None) -> dict[str, Any]:
+def state_of(model: nn.Module, strategy: Any = None) -> dict[str, Any]:
     """Copies of a model's parameters, and the next random number."""
     drawn = torch.rand(())
     if strategy:

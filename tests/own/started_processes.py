@@ -49,7 +49,7 @@ def wait_for(condition: Callable[[], object], what: str) -> None:
 
 def processes_with(mark: str | Path) -> list[int]:
     """All living processes that carry `mark` in their environment or command line, children of children included."""
-    found = []
+    pids = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             text = (entry / "environ").read_bytes() + (entry / "cmdline").read_bytes()
@@ -57,5 +57,5 @@ def processes_with(mark: str | Path) -> list[int]:
         except OSError:
             continue  # it has ended meanwhile, or is somebody else's
         if str(mark).encode() in text and not dead and int(entry.name) != os.getpid():
-            found.append(int(entry.name))
-    return found
+            pids.append(int(entry.name))
+    return pids

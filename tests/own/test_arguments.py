@@ -85,7 +85,7 @@ def test_only_the_first_worker_looks_whether_the_output_folder_is_empty(tmp_path
 
 
 @pytest.mark.parametrize(
-    "task, flags, world_size, said",
+    "task, flags, world_size, message",
     [
         ("pipeline", "--schedule gpipe --model_parallel_mode model_parallel", 1, "do not pass --model_parallel_mode"),
         ("pipeline", "--schedule 1f1b --model_parallel_mode model_parallel", 1, "do not pass --model_parallel_mode"),
@@ -94,8 +94,8 @@ def test_only_the_first_worker_looks_whether_the_output_folder_is_empty(tmp_path
         ("task3_ddp", "--timeline --profile", 1, "--profile and --timeline both use torch's profiler; choose one"),
     ],
 )
-def test_flags_of_gpt2_that_contradict_each_other_are_refused(task, flags, world_size, said):
-    with pytest.raises(InputError, match=said):
+def test_flags_of_gpt2_that_contradict_each_other_are_refused(task, flags, world_size, message):
+    with pytest.raises(InputError, match=message):
         parse_gpt2_arguments(task, flags.split(), world_size=world_size)
 
 

@@ -155,11 +155,11 @@ def test_communication_behind_arithmetic_is_not_exposed():
         event("gloo:all_reduce", 40, 50),  # 20 of it behind the product
     ]
 
-    found = read_trace(events, steps=1)
+    times = read_trace(events, steps=1)
 
-    assert found["communication_ms"] == pytest.approx(0.05)
-    assert found["exposed_ms"] == pytest.approx(0.03)
-    assert found["exposed_shares"] == {"backward": pytest.approx(0.3)}
+    assert times["communication_ms"] == pytest.approx(0.05)
+    assert times["exposed_ms"] == pytest.approx(0.03)
+    assert times["exposed_shares"] == {"backward": pytest.approx(0.3)}
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 20])

@@ -119,8 +119,8 @@ def test_losses_on_a_grid_are_those_of_workers_that_have_the_whole_model(on_grid
 def test_the_first_worker_of_a_grid_records_the_metrics_of_one_worker(on_grids, name):
     alone, first = on_grids("one worker")[0], on_grids(name)[0]
     assert alone["evaluations"]
-    for mine, right in zip(first["evaluations"], alone["evaluations"], strict=True):
-        assert mine["metrics"] == pytest.approx(right["metrics"], rel=1e-4)
+    for evaluation, expected in zip(first["evaluations"], alone["evaluations"], strict=True):
+        assert evaluation["metrics"] == pytest.approx(expected["metrics"], rel=1e-4)
 
 
 @pytest.mark.medium

@@ -39,7 +39,7 @@ def fill() -> None:
 
 def files_of(cache: Path) -> dict[str, str]:
     """Path and SHA-256 of every file. Locks are left out, since nobody reads them."""
-    found = {}
+    checksums = {}
     for path in cache.rglob("*"):
         if path.is_file() and path.suffix != ".lock":
             content = path.read_bytes()
@@ -47,8 +47,8 @@ def files_of(cache: Path) -> dict[str, str]:
                 content = re.sub(rb'"tokenizer": "[^"]*"', b"", content)
             if path.name == "complete.json":  # it has the manifest's checksum
                 content = b""
-            found[path.relative_to(cache).as_posix()] = hashlib.sha256(content).hexdigest()
-    return found
+            checksums[path.relative_to(cache).as_posix()] = hashlib.sha256(content).hexdigest()
+    return checksums
 
 
 @pytest.fixture(scope="module")

@@ -37,7 +37,7 @@ def test_ranks_are_deadlocked_when_none_of_them_can_come_to_the_others(rows, dea
 ABAB = [SUM, OTHER, SUM, OTHER]
 
 
-@pytest.mark.parametrize(("rows", "said"), [
+@pytest.mark.parametrize(("rows", "conclusion"), [
     (
         [row(0, calls=ABAB), row(1, calls=[SUM, OTHER, OTHER, SUM]), row(2, calls=ABAB)],
         "rank 1 left out all_reduce (3) in iteration 2",
@@ -51,8 +51,8 @@ ABAB = [SUM, OTHER, SUM, OTHER]
         "rank 1 left out all_reduce (3) in iteration 2; rank 0 died (see its own output)",
     ),
 ], ids=["a call left out", "a rank behind", "a death"])  # fmt: skip
-def test_the_conclusion_names_the_rank_and_the_call(rows, said):
-    assert conclude(rows).startswith(said)
+def test_the_conclusion_names_the_rank_and_the_call(rows, conclusion):
+    assert conclude(rows).startswith(conclusion)
 
 
 def test_a_row_survives_its_way_to_another_rank():

@@ -46,7 +46,7 @@ class Terminal:
     """`python -m grader.debug` with a terminal of its own, and what that shows."""
 
     def __init__(self, tree, *arguments):
-        self.seen = ""
+        self.output = ""
         command = [sys.executable, "-m", "grader.debug", "2a.3", "--tree", str(tree), *arguments]
         self.pid, self.fd = pty.fork()
         if self.pid == 0:
@@ -58,16 +58,16 @@ class Terminal:
         """What is there now; False once the terminal has closed."""
         if select.select([self.fd], [], [], 0.05)[0]:
             try:
-                self.seen += os.read(self.fd, 65536).decode(errors="replace")
+                self.output += os.read(self.fd, 65536).decode(errors="replace")
             except OSError:
                 return False
         return True
 
     def wait_for(self, words):
         limit = time.monotonic() + SECONDS
-        while words not in self.seen:
-            assert self.read() and time.monotonic() < limit, f"no {words!r} in: {self.seen}"
-        before, _, self.seen = self.seen.partition(words)
+        while words not in self.output:
+            assert self.read() and time.monotonic() < limit, f"no {words!r} in: {self.output}"
+        before, _, self.output = self.output.partition(words)
         return before
 
     def type(self, line):
@@ -78,11 +78,11 @@ class Terminal:
         started = descendants(self.pid, set())
         limit = time.monotonic() + SECONDS
         while self.read():
-            assert time.monotonic() < limit, f"it has not ended: {self.seen}"
+            assert time.monotonic() < limit, f"it has not ended: {self.output}"
         _, status = os.waitpid(self.pid, 0)
         self.pid = 0
         wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in started))
-        return os.waitstatus_to_exitcode(status), self.seen
+        return os.waitstatus_to_exitcode(status), self.output
 
     def close(self):
         if self.pid:
@@ -139,9 +139,9 @@ def test_a_breakpoint_under_the_graders_names_this_command(tree):
     put(tree, "breakpoint()")
     command = [sys.executable, "-m", "pytest", "-q", "--region", "2a.3", f"--tree={tree}"]
 
-    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
+    output = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
 
-    assert "`python -m grader.debug 2a.3 --rank 0` instead" in said
+    assert "`python -m grader.debug 2a.3 --rank 0` instead" in output
 
 
 def test_where_there_is_no_terminal_one_line_says_so(tree):

@@ -13,9 +13,9 @@ def test_the_demo_runs_on_emulated_nodes_where_there_are_some(capsys):
 def test_elsewhere_the_demo_stays_on_this_machine_and_says_in_one_line_what_it_cannot_show(capsys):
     assert demo_flags("unshare not found: sudo apt-get install util-linux") == []
 
-    said = capsys.readouterr().out
-    assert said.count("\n") == 1
-    assert "cannot show what bytes cost: unshare not found" in said
+    output = capsys.readouterr().out
+    assert output.count("\n") == 1
+    assert "cannot show what bytes cost: unshare not found" in output
 
 
 def test_the_demo_says_where_the_time_of_a_step_goes():
@@ -23,11 +23,11 @@ def test_the_demo_says_where_the_time_of_a_step_goes():
         Rung(name, [], None, 0.1, 0, 0, made) for name, made in (("2b", after_backward()), ("3 DDP", during_backward()))
     ]
 
-    said = times(rows).split("\n")
+    lines = times(rows).split("\n")
 
-    assert said[1].split()[-6:] == ["computing", "data", "exposed", "waiting", "other", "(hidden)"]
-    assert said[2].split() == ["2b", "75.0", "4.0", "30.0", "15.0", "1.0", "0.0"]
-    assert said[3].split() == ["3", "DDP", "70.0", "0.0", "10.0", "0.0", "0.0", "30.0"]
+    assert lines[1].split()[-6:] == ["computing", "data", "exposed", "waiting", "other", "(hidden)"]
+    assert lines[2].split() == ["2b", "75.0", "4.0", "30.0", "15.0", "1.0", "0.0"]
+    assert lines[3].split() == ["3", "DDP", "70.0", "0.0", "10.0", "0.0", "0.0", "30.0"]
 
 
 def test_the_demo_shows_one_step_of_each_task_from_its_beginning():

@@ -15,13 +15,13 @@ TASK1, TASK2A, TASK2B, TASK3, TASK4 = (
 
 def functions(script):
     """name -> its statements, one a line, without docstrings and comments."""
-    found = {}
+    statements = {}
     for node in ast.parse(script.read_text()).body:
         if isinstance(node, ast.FunctionDef):
             if ast.get_docstring(node) is not None:
                 node.body = node.body[1:]
-            found[node.name] = ast.unparse(node).splitlines()
-    return found
+            statements[node.name] = ast.unparse(node).splitlines()
+    return statements
 
 
 def changes(before, after):

@@ -50,16 +50,16 @@ def test_a_port_is_free_or_taken():
         taken.bind(("127.0.0.1", port))
         taken.listen()
 
-        found = doctor.check_port("127.0.0.1", port)
+        finding = doctor.check_port("127.0.0.1", port)
 
-    assert found.level == "fix"
-    assert found.text == f"port {port} cannot be used (Address already in use)"
-    assert "--master_port" in found.todo
+    assert finding.level == "fix"
+    assert finding.text == f"port {port} cannot be used (Address already in use)"
+    assert "--master_port" in finding.todo
 
 
 def test_the_control_network_is_refused_where_there_is_an_experiment_network():
-    found = doctor.check_interface("127.0.0.1", interfaces())
-    assert str(found) == "ok    network: 127.0.0.1 is reached through lo (127.0.0.1)"
+    finding = doctor.check_interface("127.0.0.1", interfaces())
+    assert str(finding) == "ok    network: 127.0.0.1 is reached through lo (127.0.0.1)"
     others = [address for address, name in interfaces().items() if name != "lo"]
     if not others:
         pytest.skip("this machine has no interface but lo")
@@ -79,7 +79,7 @@ def node(**changes) -> dict:
 
 
 def test_a_node_with_other_code_or_packages_is_named():
-    assert [found.level for found in doctor.compare_nodes({"node0": node(), "node1": node()})] == ["ok", "ok"]
+    assert [finding.level for finding in doctor.compare_nodes({"node0": node(), "node1": node()})] == ["ok", "ok"]
     nodes = {"node0": node(), "node1": node(), "node2": node(code="f" * 12), "node3": node(torch="2.9.0")}
 
     code, packages = map(str, doctor.compare_nodes(nodes))
@@ -148,9 +148,9 @@ def test_the_rspec_asks_for_nodes_on_an_experiment_lan():
     nodes = rspec.findall("{*}node")
 
     def each(tag: str, attribute: str) -> list[str]:
-        return [found.get(attribute, "") for node in nodes for found in node.findall(".//{*}" + tag)]
+        return [element.get(attribute, "") for node in nodes for element in node.findall(".//{*}" + tag)]
 
-    assert [found.get("client_id") for found in nodes] == ["node0", "node1", "node2", "node3"]
+    assert [node.get("client_id") for node in nodes] == ["node0", "node1", "node2", "node3"]
     assert each("ip", "address") == [f"10.10.1.{number}" for number in (1, 2, 3, 4)]
     assert each("hardware_type", "name") == ["c220g5"] * 4
     assert each("execute", "command") == [cloudlab_profile.boot_command(settings.repository)] * 4

@@ -46,12 +46,12 @@ def masks(tmp_path, monkeypatch):
     monkeypatch.setattr(functional, "scaled_dot_product_attention", watched_attend)
 
     def run(module, *flags, world_size=2):
-        found = []
+        masks_by_rank = []
         for rank in range(world_size):
             drawn.update(activations=[], attention=[])
             script(module, tmp_path, rank, world_size, *FLAGS, *flags)
-            found.append(drawn.copy())
-        return found
+            masks_by_rank.append(drawn.copy())
+        return masks_by_rank
 
     return run
 

@@ -190,10 +190,10 @@ def _can(user: list[str], python: str) -> bool:
 def leftovers(mark: Path) -> list[str]:
     """Processes, interfaces and named namespaces of ours that outlive the tool."""
     links = subprocess.run(["ip", "-o", "link"], capture_output=True, text=True).stdout
-    found = [f"process {pid}" for pid in processes_with(mark)]
-    found += re.findall(r"\b(?:lan|port\d+)\b[:@]", links)
-    found += [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if " nsfs " in line]
-    return found + [str(path) for path in Path("/run/netns").glob("node*")]
+    remaining = [f"process {pid}" for pid in processes_with(mark)]
+    remaining += re.findall(r"\b(?:lan|port\d+)\b[:@]", links)
+    remaining += [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if " nsfs " in line]
+    return remaining + [str(path) for path in Path("/run/netns").glob("node*")]
 
 
 def start_and_stop(mark: Path, number: int | None, moment: float) -> None:

@@ -93,8 +93,8 @@ def test_a_framework_that_trains_something_else_is_flagged(loss):
 
 def test_the_table_has_the_fastest_framework_of_each_number_of_workers_first(tmp_path):
     launched = {SINGLE: [result(70.0, 2.0)], ONE: [result(80.0, 2.0)], TWO: [result(120.0, 2.5)]}
-    for found in launched.values():
-        found[0]["environment"] = {"load": 9.0, "cores": 2}
+    for results in launched.values():
+        results[0]["environment"] = {"load": 9.0, "cores": 2}
     versions = {"versions": {}, "cores": 2, "gpu": None, "load": 9.0, "commit": "c", "date": "today"}
 
     written = write_frameworks(tmp_path, launched, [], versions)
@@ -107,11 +107,11 @@ def test_the_table_has_the_fastest_framework_of_each_number_of_workers_first(tmp
 
 def keep(folder: Path, run: SweepRun, **values) -> None:
     """Leave a result as benchmark.run does: 100 examples per second and worker."""
-    found = result(100.0 * run.workers, 2.0, step_ms=10.0 * run.batch_size, wall_s=20 * run.batch_size / 100)
-    found |= {"batch_size": run.batch_size, "accumulation": 1, "world_size": run.workers, "losses": [2.0, 1.0]}
+    content = result(100.0 * run.workers, 2.0, step_ms=10.0 * run.batch_size, wall_s=20 * run.batch_size / 100)
+    content |= {"batch_size": run.batch_size, "accumulation": 1, "world_size": run.workers, "losses": [2.0, 1.0]}
     (folder / run.name).mkdir(parents=True)
     load = {"environment": {"load": 1.0, "cores": 2}}
-    (folder / run.name / "result.json").write_text(json.dumps(found | load | values))
+    (folder / run.name / "result.json").write_text(json.dumps(content | load | values))
 
 
 def test_the_tables_have_the_layout_of_the_profiling_project(tmp_path):
@@ -232,16 +232,16 @@ def test_one_command_makes_the_runs_and_the_table_and_all_validation_losses_agre
     folder = tmp_path / "f"
     flags = ["--strategies", "single,ddp", "--workers", "1,2", "--steps", "6", "--examples_per_step", "4"]
 
-    done = run_python("-m", "benchmark.frameworks", *flags, "--output_dir", folder, timeout=900)
+    process = run_python("-m", "benchmark.frameworks", *flags, "--output_dir", folder, timeout=900)
 
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert {(row["framework"], row["workers"]) for row in found["rows"]} == {("single", 1), ("ddp", 1), ("ddp", 2)}
-    assert found["flagged"] == found["left_out"] == []
-    losses = [row["validation_loss"] for row in found["rows"]]
+    assert process.returncode == 0, process.stderr[-2000:]
+    report = json.loads(process.stdout.splitlines()[-1])
+    assert {(row["framework"], row["workers"]) for row in report["rows"]} == {("single", 1), ("ddp", 1), ("ddp", 2)}
+    assert report["flagged"] == report["left_out"] == []
+    losses = [row["validation_loss"] for row in report["rows"]]
     assert losses == pytest.approx([losses[0]] * 3, abs=1e-5)
-    assert all(row["communication_s"] > 0 for row in found["rows"] if row["workers"] == 2)
-    assert (folder / "frameworks.md").read_text() in done.stdout
+    assert all(row["communication_s"] > 0 for row in report["rows"] if row["workers"] == 2)
+    assert (folder / "frameworks.md").read_text() in process.stdout
     with (folder / "frameworks.csv").open() as file:
         assert ", load " in next(file)
         assert len(list(csv.DictReader(file))) == 3

@@ -26,15 +26,15 @@ COURSE = load_course()
 
 
 def test_hints_come_one_after_the_other_and_are_counted_per_region(tmp_path):
-    kept = tmp_path / "shown.json"
+    counts_file = tmp_path / "shown.json"
 
-    said = [next_hint(COURSE, "2a.3", kept) for _ in range(4)]
+    messages = [next_hint(COURSE, "2a.3", counts_file) for _ in range(4)]
 
     for number in range(3):
-        assert COURSE.regions["2a.3"].hints[number] in said[number]
-        assert f"hint {number + 1} of 3" in said[number]
-    assert all(hint in said[3] for hint in COURSE.regions["2a.3"].hints)
-    assert "hint 1 of 3" in next_hint(COURSE, "1.2", kept)
+        assert COURSE.regions["2a.3"].hints[number] in messages[number]
+        assert f"hint {number + 1} of 3" in messages[number]
+    assert all(hint in messages[3] for hint in COURSE.regions["2a.3"].hints)
+    assert "hint 1 of 3" in next_hint(COURSE, "1.2", counts_file)
 
 
 def test_a_hint_for_an_unknown_region_names_those_there_are(tmp_path):

@@ -61,7 +61,7 @@ def test_a_region_whose_placeholder_was_left_in_is_told_to_delete_it(tmp_path):
     file.write_text(handout.replace(line, f"    model = None\n{line}"))
 
     words = ["-q", "-p", "no:cacheprovider", "--region", "1.1", f"--tree={tmp_path / 'tree'}"]
-    said = run("-m", "pytest", *words, "tests/task1/test_bert.py").stdout
+    output = run("-m", "pytest", *words, "tests/task1/test_bert.py").stdout
 
-    assert 'its line `raise NotImplementedError("TODO 1.1: ...")` is still there, and was reached: delete it' in said
-    assert "next: 1.1;" in said
+    assert 'its line `raise NotImplementedError("TODO 1.1: ...")` is still there, and was reached: delete it' in output
+    assert "next: 1.1;" in output

@@ -69,17 +69,17 @@ PLAIN = {
 def test_what_reaches_for_the_grader_is_flagged_with_its_line_and_ordinary_code_is_not(tmp_path, name):
     source = SUSPECT.get(name) or PLAIN[name]
 
-    found = flags(tmp_path, source)
+    flagged_lines = flags(tmp_path, source)
 
-    assert bool(found) == (name in SUSPECT)
-    assert all(0 < line <= source.count("\n") + 1 for line, _ in found)
+    assert bool(flagged_lines) == (name in SUSPECT)
+    assert all(0 < line <= source.count("\n") + 1 for line, _ in flagged_lines)
 
 
 def test_a_word_that_stands_in_many_lines_is_one_flag_and_hides_no_other(tmp_path):
-    found = flags(tmp_path, "import gc\n" * 60 + "import ctypes\n")
+    flagged_lines = flags(tmp_path, "import gc\n" * 60 + "import ctypes\n")
 
-    assert [line for line, _ in found] == [61, 1]
-    assert found[1][1].endswith("and 54 more)")
+    assert [line for line, _ in flagged_lines] == [61, 1]
+    assert flagged_lines[1][1].endswith("and 54 more)")
 
 
 def test_compiled_code_is_flagged(tmp_path):

@@ -61,14 +61,14 @@ def ready(folder):
 
 def alive(folder):
     """The ranks of which a process is left."""
-    found = []
+    ranks = []
     for path in folder.glob("*.lock"):
         with open(path) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                found.append(path.stem)
-    return found
+                ranks.append(path.stem)
+    return ranks
 
 
 def test_double_forks_new_sessions_and_hopping_processes_are_gone_afterwards(play, tmp_path):

@@ -90,8 +90,8 @@ def test_names_and_messages_of_any_length_come_clipped(play):
 def test_a_lone_surrogate_in_any_text_of_a_rank_can_be_written(play, text):
     result = play(f"def go(context):\n    {text}\n")
 
-    said = [str(result.ranks[0].value), result.explain(), values.clip("\ud800" * 20_000)]
-    assert [line.encode() for line in said]
+    texts = [str(result.ranks[0].value), result.explain(), values.clip("\ud800" * 20_000)]
+    assert [each.encode() for each in texts]
 
 
 def test_a_region_that_timed_out_once_is_not_waited_for_again(tmp_path, monkeypatch):

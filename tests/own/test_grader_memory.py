@@ -18,13 +18,13 @@ def measured(tmp_path, lines, world_size=2, **arguments):
     """The memory of every rank at each point, in MB, and the run."""
     body = "".join(f"    {line}\n" for line in lines.strip().splitlines())
     (tmp_path / "run.py").write_text(f"import torch\ndef go(context):\n    measure = context.measure\n{body}")
-    told = {"file": "run.py", "function": "go", "measures": True} | arguments
-    result = ranks.run("grader.inside.context:call", world_size, told, tree=tmp_path)
+    job = {"file": "run.py", "function": "go", "measures": True} | arguments
+    result = ranks.run("grader.inside.context:call", world_size, job, tree=tmp_path)
     return {point: [size / MB for size in taken] for point, taken in result.memory.items()}, result
 
 
 def test_a_tensor_counts_when_it_is_written_and_no_more_when_it_is_freed(tmp_path):
-    found, result = measured(
+    memory, result = measured(
         tmp_path,
         f"""
 measure("before")
@@ -39,15 +39,15 @@ measure("one")
 
     assert result.explain() == ""
     for rank in range(2):
-        before, whole, two, one = (found[point][rank] for point in ("before", "whole", "two", "one"))
+        before, whole, two, one = (memory[point][rank] for point in ("before", "whole", "two", "one"))
         assert before < 1
         assert [whole - before, two - before, one - before] == pytest.approx([20.97, 5.24, 2.62], abs=0.3)
 
 
 def test_each_rank_has_a_number_of_its_own(tmp_path):
-    found, _ = measured(tmp_path, f'kept = torch.ones({LARGE} * (1 + context.rank))\nmeasure("kept")', 3)
+    memory, _ = measured(tmp_path, f'kept = torch.ones({LARGE} * (1 + context.rank))\nmeasure("kept")', 3)
 
-    one, two, three = found["kept"]
+    one, two, three = memory["kept"]
     assert [two - one, three - one] == pytest.approx([2.62, 5.24], abs=0.3)
 
 
@@ -61,9 +61,9 @@ work = dist.all_gather_single(whole, own, async_op=True)
 measure("in transit")
 """
 
-    found, _ = measured(tmp_path, gather, 3)
+    memory, _ = measured(tmp_path, gather, 3)
 
-    taken = [after - before for before, after in zip(found["before"], found["in transit"], strict=True)]
+    taken = [after - before for before, after in zip(memory["before"], memory["in transit"], strict=True)]
     assert taken == pytest.approx([3 * 2.62] * 3, abs=0.3)  # of the answer, once; nobody has written to `whole`
 
 
@@ -81,16 +81,16 @@ os.read(ready, 1)
 measure("child")
 """
     for orphan in (False, True):
-        found, _ = measured(tmp_path, child.format(orphan=orphan), 1)
-        assert found["child"][0] > 2.6, orphan
+        memory, _ = measured(tmp_path, child.format(orphan=orphan), 1)
+        assert memory["child"][0] > 2.6, orphan
 
 
 def test_shared_memory_counts(tmp_path):
     lines = 'import mmap\nkept = mmap.mmap(-1, 1 << 22)\nkept.write(b"x" * (1 << 22))\nmeasure("kept")'
 
-    found, _ = measured(tmp_path, lines)
+    memory, _ = measured(tmp_path, lines)
 
-    assert min(found["kept"]) > 4
+    assert min(memory["kept"]) > 4
 
 
 @pytest.mark.parametrize(
@@ -124,17 +124,17 @@ def test_a_measurement_that_no_probe_asks_for_ends_the_run(tmp_path, lines, worl
 class FirstFailure:
     """Stands in for a Grade, and remembers the message of its failure."""
 
-    said = ""
+    message = ""
 
     def must_return(self, result):
         pass
 
     def fail(self, words):
-        self.said = words
+        self.message = words
 
 
-@pytest.mark.parametrize(("taken", "said"), [((9, 1), ""), ((9, 9), "after a step, rank 0 has 9.0 MB"), ((1, 9), "")])
-def test_a_rank_has_too_much_only_if_it_has_it_in_a_second_run_as_well(taken, said):
+@pytest.mark.parametrize(("taken", "words"), [((9, 1), ""), ((9, 9), "after a step, rank 0 has 9.0 MB"), ((1, 9), "")])
+def test_a_rank_has_too_much_only_if_it_has_it_in_a_second_run_as_well(taken, words):
     grade, limit = FirstFailure(), memory_limits.Limit("ended", "after a step", {"parameters": MB}, "free them")
 
     def run(attempt):
@@ -142,7 +142,7 @@ def test_a_rank_has_too_much_only_if_it_has_it_in_a_second_run_as_well(taken, sa
 
     memory_limits.check(grade, run, [limit], spare=0)
 
-    assert grade.said.startswith(said) and bool(grade.said) == bool(said)
+    assert grade.message.startswith(words) and bool(grade.message) == bool(words)
 
 
 # --- processes --------------------------------------------------------------------------------------------------------

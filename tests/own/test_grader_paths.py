@@ -35,7 +35,7 @@ def moved_by(run):
     return {name: (WEIGHTS[name] - after[name]) / RATE for name in FIRST}
 
 
-@pytest.mark.parametrize(("factor", "said", "moved"), [
+@pytest.mark.parametrize(("factor", "reported", "moved"), [
     (0.0, {}, 1.0),  # a wrong gradient moves nothing, and a report of parameters neither
     (0.0, {"parameters": {"offset": np.full(5, 1e6)}}, 1.0),
     (0.0, {"parameters": {name: 0 * WEIGHTS[name] for name in WEIGHTS}}, 1.0),
@@ -46,10 +46,10 @@ def moved_by(run):
     (1.0, {"rate": float("nan")}, 1.0),
     (1.0, {"rate": "0.0025"}, 1.0),
 ], ids=str)  # fmt: skip
-def test_a_step_moves_by_a_gradient_of_the_judge_or_its_multiple_whatever_is_reported(factor, said, moved):
+def test_a_step_moves_by_a_gradient_of_the_judge_or_its_multiple_whatever_is_reported(factor, reported, moved):
     gradients = {name: factor * array for name, array in FIRST.items()}
 
-    got = moved_by(training(rank_of(0, slice(0, 2), gradients, **said)))
+    got = moved_by(training(rank_of(0, slice(0, 2), gradients, **reported)))
 
     assert all(np.allclose(got[name], moved * FIRST[name], atol=1e-3) for name in FIRST)
 

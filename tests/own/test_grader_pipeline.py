@@ -83,23 +83,23 @@ def test_a_small_model_or_dataset_takes_nothing_that_the_real_one_does_not(stand
 ])  # fmt: skip
 def test_nobody_else_arrives_once_all_that_could_wait(put, done, inside, waits_for, nobody):
     """put, done and inside: events, each named by its queue."""
-    found = watched.Progress()
-    found.put.update(put)
-    found.done.update(done)
-    found.inside = {(number, j): j for number, j in enumerate(inside)}
-    found.waits_for = waits_for
+    progress = watched.Progress()
+    progress.put.update(put)
+    progress.done.update(done)
+    progress.inside = {(number, j): j for number, j in enumerate(inside)}
+    progress.waits_for = waits_for
 
-    assert found.nobody_else_arrives() is nobody
+    assert progress.nobody_else_arrives() is nobody
 
 
 def test_waiting_is_hopeless_when_all_tasks_are_done_and_none_is_left_to_collect():
-    found = watched.Progress()
-    found.put.update([0])
-    assert not found.hopeless(1)
+    progress = watched.Progress()
+    progress.put.update([0])
+    assert not progress.hopeless(1)
 
-    found.done.update([0])
+    progress.done.update([0])
 
-    assert found.hopeless(1) and not found.hopeless(0)
+    assert progress.hopeless(1) and not progress.hopeless(0)
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------

@@ -141,15 +141,15 @@ def first(new_zygote, tmp_path_factory):
     record = tree / "common/record.py"
     before = record.read_text()
     change(tree, "MINE = 'mine'")  # after the look
-    said = printed(tree, given)
+    words = printed(tree, given)
     record.write_text(before)
-    return tree, said
+    return tree, words
 
 
 def test_no_line_of_the_tree_runs_in_the_process_that_forks_ranks(first):
-    tree, said = first
+    tree, words = first
 
-    assert said[:3] == ["True", str(tree), "ours"]
+    assert words[:3] == ["True", str(tree), "ours"]
 
 
 def test_a_second_tree_imports_its_own(first, tmp_path):

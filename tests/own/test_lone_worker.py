@@ -44,16 +44,16 @@ def test_a_worker_rests_before_and_after_its_batches_and_after_a_loop_that_was_l
 
 
 def test_a_thread_at_a_breakpoint_is_in_the_debugger():
-    seen = []
+    in_debugger = []
 
     class Debugger(bdb.Bdb):
         def user_line(self, frame):
-            seen.append(Thread().is_in_debugger())
+            in_debugger.append(Thread().is_in_debugger())
 
     Debugger().runcall(lambda: None)
 
-    assert seen
-    assert all(seen)
+    assert in_debugger
+    assert all(in_debugger)
     assert not Thread().is_in_debugger()
 
 

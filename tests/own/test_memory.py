@@ -40,8 +40,8 @@ def test_the_peak_is_what_was_alive_at_a_time_not_what_is_left():
 def test_a_thread_sees_a_peak_that_nobody_asks_for():
     memory = PeakMemory(CPU)
     memory.start(period=0.0005)
-    seen = memory.bytes
-    assert seen is not None
+    at_start = memory.bytes
+    assert at_start is not None
 
     block = tensor()
     while memory.bytes is not None and memory.bytes < LARGE // 2:  # until the thread has looked
@@ -132,6 +132,6 @@ def test_a_run_of_the_bonus_reports_its_peak_and_ends_at_a_limit_with_one_line(t
     memory = json.loads((tmp_path / "free/run/rank0.json").read_text())["memory"]
     assert memory["persistent_bytes"] < memory["peak_bytes"] < memory["process_peak_bytes"]
     assert "a step needs" in (tmp_path / "free/log0.txt").read_text()
-    said = (tmp_path / "limited/log0.txt").read_text()
-    assert said.count("--memory_limit_mb: expected to need at most 5 MB") == 1
-    assert "Traceback" not in said
+    log = (tmp_path / "limited/log0.txt").read_text()
+    assert log.count("--memory_limit_mb: expected to need at most 5 MB") == 1
+    assert "Traceback" not in log

@@ -38,9 +38,9 @@ def planted_checkout(folder: Path, word: str) -> int:
     for path in [path for path in folder.rglob("*.py") if "BEGIN SOLUTION" in path.read_text()]:
         if path.is_relative_to(folder / "staff") or path.is_relative_to(folder / "tests"):
             continue
-        text, found = BEGIN.subn(rf'\g<0>\n\g<1>_ = "{word}"', path.read_text())
+        text, replacements = BEGIN.subn(rf'\g<0>\n\g<1>_ = "{word}"', path.read_text())
         path.write_text(text)
-        count += found
+        count += replacements
     for path in [path for pattern in JUDGES for path in folder.glob(pattern) if not path.match(SENT)]:
         path.write_text(path.read_text() + f'\nPLANTED = "{word}"\n')
         count += 1
@@ -66,8 +66,8 @@ def state_and_parent(pid: int) -> tuple[str, int]:
 
 
 def words_in_memory(pid: int, words: list[str]) -> set[str]:
-    """Which of the words a process has in memory of its own, which the heap and all that was read into it is."""
-    found = set[str]()
+    """Return which of the words a process has in its writable memory: the heap, and all that was read into it."""
+    present = set[str]()
     with open(f"/proc/{pid}/maps") as maps, open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
         for row in maps:
             span, rights = row.split()[:2]
@@ -75,8 +75,8 @@ def words_in_memory(pid: int, words: list[str]) -> set[str]:
                 begin, end = (int(address, 16) for address in span.split("-"))
                 memory.seek(begin)
                 content = memory.read(end - begin)
-                found |= {word for word in words if word.encode() in content}
-    return found
+                present |= {word for word in words if word.encode() in content}
+    return present
 
 
 def search_while_grading(
@@ -88,20 +88,20 @@ def search_while_grading(
     """
     command = [sys.executable, "-m", "pytest", "-q", f"--tree={tree}", *tests]
     environment = os.environ | {"COS598D_SLOWNESS": "20"}
-    stopped, found = 0, set[tuple[str, str]]()
+    stopped, holders = 0, set[tuple[str, str]]()
     with subprocess.Popen(command, cwd=checkout, env=environment, stdout=subprocess.DEVNULL) as graders:
         while graders.poll() is None:
             for pid in descendants(graders.pid, set()):
                 state, parent = state_and_parent(pid)
                 if state == "T":
                     if stopped % one_in == 0:
-                        found |= {("a rank", word) for word in words_in_memory(pid, words)}
-                        found |= {("the process that forks it", word) for word in words_in_memory(parent, words)}
+                        holders |= {("a rank", word) for word in words_in_memory(pid, words)}
+                        holders |= {("the process that forks it", word) for word in words_in_memory(parent, words)}
                     stopped += 1
                     os.kill(pid, signal.SIGCONT)
             time.sleep(0.002)
     assert graders.returncode in (0, 1), "the graders themselves have failed"
-    return stopped, found
+    return stopped, holders
 
 
 SOME = [
@@ -129,7 +129,7 @@ def test_ranks_have_in_memory_what_was_handed_in_and_no_line_of_a_solution_a_jud
     assert planted_checkout(checkout, secret) > 100
     stop_at_the_end_of_a_probe(checkout)
 
-    stopped, found = search_while_grading(checkout, tree, tests, [secret, own], one_in)
+    stopped, holders = search_while_grading(checkout, tree, tests, [secret, own], one_in)
 
     assert stopped >= len(tests)
-    assert found == {("a rank", own)}, "the search finds a word that is there"
+    assert holders == {("a rank", own)}, "the search finds a word that is there"

@@ -122,9 +122,9 @@ def test_the_files_of_a_folder_come_in_the_order_of_their_numbers(tmp_path):
     for name in [*names, "README.md", "checksum.sha256", ".hidden.txt"]:
         (tmp_path / name).touch()
 
-    found = [str(path.relative_to(tmp_path)) for path in find_files([tmp_path])]
+    paths = [str(path.relative_to(tmp_path)) for path in find_files([tmp_path])]
 
-    assert found == ["en_part_1.jsonl", "en_part_2.jsonl.zst", "en_part_10.jsonl.zst", "sub/part_1.txt.gz"]
+    assert paths == ["en_part_1.jsonl", "en_part_2.jsonl.zst", "en_part_10.jsonl.zst", "sub/part_1.txt.gz"]
 
 
 def test_sizes_are_read_with_their_units():

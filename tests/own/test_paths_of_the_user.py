@@ -93,10 +93,10 @@ def one_line(tmp_path, monkeypatch, capfd):
         capfd.readouterr()
         with pytest.raises(SystemExit) as ended:
             exit_on_input_error(importlib.import_module(module).main)
-        said = capfd.readouterr().err
-        assert ended.value.code == 2, said
-        assert "Traceback" not in said
-        (line,) = [line for line in said.splitlines() if line.startswith("error: ")]
+        output = capfd.readouterr().err
+        assert ended.value.code == 2, output
+        assert "Traceback" not in output
+        (line,) = [line for line in output.splitlines() if line.startswith("error: ")]
         return line
 
     with mock.patch.dict(os.environ):  # a script that joins chooses its interface there

@@ -35,12 +35,12 @@ def test_a_trace_has_a_box_for_every_forward_and_backward_and_reads_back_and_is_
     assert all({"name", "cat", "ts", "dur", "pid", "tid"} <= event.keys() for event in complete)
 
 
-@pytest.mark.parametrize(("partitions", "said"), [(1, "the blocks compute 75.0% of the time"), (2, "bubble 62.5%")])
-def test_only_a_model_that_is_cut_has_a_bubble(partitions, said):
+@pytest.mark.parametrize(("partitions", "sentence"), [(1, "the blocks compute 75.0% of the time"), (2, "bubble 62.5%")])
+def test_only_a_model_that_is_cut_has_a_bubble(partitions, sentence):
     trace = Trace()
     trace.boxes = [Box("forward", 0, 0, 0.0, 1.0), Box("backward", partitions - 1, 0, 2.0, 4.0)]
 
-    assert trace.in_words().startswith(said)
+    assert trace.in_words().startswith(sentence)
 
 
 def test_a_file_that_is_no_trace_is_refused(tmp_path):

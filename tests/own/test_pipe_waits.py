@@ -81,14 +81,14 @@ def test_a_result_that_is_awaited_in_vain_is_named(put, line, reason):
     with caller(lambda: piped.out_queues[1].get()) as main:
         until(lambda: piped.out_queues[0].qsize() == put and number_of_waiting_workers() == 3)
         until(lambda: awaited_queue(main.frame) is piped.out_queues[1])
-        found = explain(main)
+        explanation = explain(main)
         piped.out_queues[1].put(None)
 
-    assert found.threads == [line, *(f"partition {j} (cpu:{j})  waits for a task" for j in (1, 2))]
-    assert found.waits_for == "for a result of partition 1"
-    assert re.fullmatch(HERE, found.place)
-    main_waits = f"the main thread waits for a result of partition 1 at {found.place}"
-    assert found.conclusion == f"every worker waits for a task, and {main_waits}{reason}"
+    assert explanation.threads == [line, *(f"partition {j} (cpu:{j})  waits for a task" for j in (1, 2))]
+    assert explanation.waits_for == "for a result of partition 1"
+    assert re.fullmatch(HERE, explanation.place)
+    main_waits = f"the main thread waits for a result of partition 1 at {explanation.place}"
+    assert explanation.conclusion == f"every worker waits for a task, and {main_waits}{reason}"
 
 
 @linux
@@ -98,14 +98,14 @@ def test_a_layer_that_does_not_return_is_named_with_its_line():
 
     with caller(lambda: piped(torch.ones(2, 3))) as main:
         until(lambda: layer.reached.is_set() and awaited_queue(main.frame) is piped.out_queues[1])
-        found = explain(main)
+        explanation = explain(main)
         layer.may_go_on.set()
 
-    assert found.threads[0] == "partition 0 (cpu:0)  waits for a task"
-    assert re.fullmatch(rf"partition 1 \(cpu:1\)  is idle at {HERE}", found.threads[1])
+    assert explanation.threads[0] == "partition 0 (cpu:0)  waits for a task"
+    assert re.fullmatch(rf"partition 1 \(cpu:1\)  is idle at {HERE}", explanation.threads[1])
     assert re.fullmatch(
         rf"the main thread waits for a result of partition 1 at pipeline/pipe\.py:\d+; partition 1 is idle at {HERE}",
-        found.conclusion,
+        explanation.conclusion,
     )
 
 
@@ -119,11 +119,11 @@ def test_in_the_backward_pass_the_worker_for_whose_gradient_another_one_waits_is
         until(lambda: number_of_waiting_workers() == 0)  # partition 0 has its task
         first = next(iter(running_workers()))
         until(lambda: any(function == "acquire" for _, _, function in Thread(first.ident).frames()))
-        found = explain(main)
+        explanation = explain(main)
         layer.may_go_on.set()
 
-    assert found.threads[0] == "partition 0 (cpu:0)  waits for the gradient of a later partition"
-    assert re.search(rf"; partition 1 is idle at {HERE}$", found.conclusion)
+    assert explanation.threads[0] == "partition 0 (cpu:0)  waits for the gradient of a later partition"
+    assert re.search(rf"; partition 1 is idle at {HERE}$", explanation.conclusion)
 
 
 def test_nothing_is_concluded_while_the_main_thread_is_elsewhere():
@@ -131,10 +131,10 @@ def test_nothing_is_concluded_while_the_main_thread_is_elsewhere():
 
     with caller(lambda: end.wait(DEADLINE)) as main:
         until(lambda: number_of_waiting_workers() == len(piped.partitions))
-        found = explain(main)
+        explanation = explain(main)
         end.set()
 
-    assert (found.waits_for, found.place, found.conclusion) == ("", "", "")
+    assert (explanation.waits_for, explanation.place, explanation.conclusion) == ("", "", "")
 
 
 TAKES_FIRST = """

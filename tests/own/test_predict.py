@@ -43,18 +43,18 @@ def cell(strategy, workers=2, batch=4, model="gpt2-tiny"):
 
 
 def test_one_worker_takes_what_was_calibrated(calibration):
-    found = predict(calibration, cell("single"))
+    prediction = predict(calibration, cell("single"))
 
-    assert found.seconds == pytest.approx(4 * 0.030 + 0.008)
+    assert prediction.seconds == pytest.approx(4 * 0.030 + 0.008)
 
 
 def test_gradients_that_are_sent_after_backward_are_exposed(calibration):
     """zero0 sends 4.47 MB in one message over 12 MB/s, and the number 1 in another one."""
-    found = predict(calibration, cell("zero0"), Surroundings("100mbit"))
+    communication = predict(calibration, cell("zero0"), Surroundings("100mbit")).parts["communication"]
 
     latency = 2 * 1e-4  # two hops of a ring of two workers
     first = 4 / 12e6  # the table begins with 4 bytes
-    assert found.parts["communication"] == pytest.approx(4_470_272 / 12e6 - first + 2 * (latency + first), rel=1e-3)
+    assert communication == pytest.approx(4_470_272 / 12e6 - first + 2 * (latency + first), rel=1e-3)
 
 
 @pytest.mark.parametrize("strategy", PREDICTED)
@@ -66,11 +66,11 @@ def test_parts_add_up_and_a_step_is_longer_with_a_slower_link_more_examples_or_m
     where, workers = Surroundings("1gbit", cores=2), (few, 8, 16, 4096) if strategy in WHOLE else (2,)
     by_workers = [predict(calibration, cell(strategy, count), where) for count in workers]
 
-    for found in (by_link, by_batch, by_workers):
-        seconds = [step.seconds for step in found]
+    for predictions in (by_link, by_batch, by_workers):
+        seconds = [step.seconds for step in predictions]
         assert seconds == sorted(seconds)
-        assert all(sum(step.parts.values()) == pytest.approx(step.seconds) for step in found)
-        assert all(step.parts["forward"] > 0 and step.parts["backward"] > 0 for step in found)
+        assert all(sum(step.parts.values()) == pytest.approx(step.seconds) for step in predictions)
+        assert all(step.parts["forward"] > 0 and step.parts["backward"] > 0 for step in predictions)
 
 
 def test_latency_is_added_to_every_hop(calibration):
@@ -125,14 +125,14 @@ def test_parts_of_a_step_are_means_so_that_interruptions_are_counted(monkeypatch
 
 
 def test_what_was_not_calibrated_is_said(calibration):
-    found = predict(calibration, cell("ddp", 8, batch=16, model="gpt2-24m"), Surroundings("10gbit", cores=16))
+    prediction = predict(calibration, cell("ddp", 8, batch=16, model="gpt2-24m"), Surroundings("10gbit", cores=16))
 
-    said = "; ".join(found.notes)
-    assert "gpt2-24m with 64 tokens was not calibrated: scaled from gpt2-tiny" in said
-    assert "a link of 10gbit was not calibrated" in said
-    assert "operations of 8 workers are extrapolated from 4" in said
-    assert "16 cores of a worker are extrapolated from 2" in said
-    assert not found.is_calibrated
+    notes = "; ".join(prediction.notes)
+    assert "gpt2-24m with 64 tokens was not calibrated: scaled from gpt2-tiny" in notes
+    assert "a link of 10gbit was not calibrated" in notes
+    assert "operations of 8 workers are extrapolated from 4" in notes
+    assert "16 cores of a worker are extrapolated from 2" in notes
+    assert not prediction.is_calibrated
     assert predict(replace(calibration, engines=[]), cell("ddp"), Surroundings("1gbit")).notes == (
         "the engine of ddp was not calibrated: its own cost is missing",
     )
@@ -141,25 +141,25 @@ def test_what_was_not_calibrated_is_said(calibration):
 def test_an_engine_that_was_not_calibrated_costs_what_operations_of_the_same_framework_cost(calibration):
     """ddp takes 10 ms longer than its program; zero2 30 ms more for its operations, of which zero0 has two."""
     expected = {name: predict(calibration, cell(name)) for name in ("ddp", "zero2", "zero0")}
-    calls = {name: sum(calls for calls, _ in found.sent.values()) for name, found in expected.items()}
+    calls = {name: sum(calls for calls, _ in prediction.sent.values()) for name, prediction in expected.items()}
     measured = [
         EngineTimes(name, "gpt2-tiny", 64, 4, 2, expected[name].seconds + longer, 10)
         for name, longer in (("ddp", 0.010), ("zero2", 0.040))
     ]
 
     of_two = replace(calibration, engines=measured)
-    found, crowded, known, larger = (
+    uncalibrated, crowded, calibrated, larger = (
         predict(of_two, one)
         for one in (cell("zero0"), cell("zero0", 4), cell("zero2"), cell("zero2", model="gpt2-24m"))
     )
 
     assert calls["zero0"] == 2 < calls["zero2"]
-    assert found.parts["engine"] == pytest.approx(0.010 + 0.030 * 2 / calls["zero2"])
-    assert crowded.parts["engine"] == pytest.approx(2 * found.parts["engine"])
-    assert known.parts["engine"] == pytest.approx(0.040)
+    assert uncalibrated.parts["engine"] == pytest.approx(0.010 + 0.030 * 2 / calls["zero2"])
+    assert crowded.parts["engine"] == pytest.approx(2 * uncalibrated.parts["engine"])
+    assert calibrated.parts["engine"] == pytest.approx(0.040)
     more = sum(calls for calls, _ in larger.sent.values()) / calls["zero2"]
     assert larger.parts["engine"] == pytest.approx(0.010 + 0.030 * more) and more > 1
-    assert "the engine of zero0 was not calibrated: its own cost is that of zero2" in found.notes
+    assert "the engine of zero0 was not calibrated: its own cost is that of zero2" in uncalibrated.notes
 
 
 def test_large_layers_that_multiply_faster_shorten_the_part_of_every_example(calibration):
@@ -332,5 +332,5 @@ def test_the_command_prints_a_table_and_one_json_line(file, monkeypatch, capsys)
 
     printed = capsys.readouterr().out
     assert "own_zero2, gpt2-tiny, 2 workers sharing this machine, 4 x 64 tokens each, link 1gbit" in printed
-    found = json.loads(printed.splitlines()[-1])
-    assert sum(found["parts_ms"].values()) == pytest.approx(found["step_ms"])
+    result = json.loads(printed.splitlines()[-1])
+    assert sum(result["parts_ms"].values()) == pytest.approx(result["step_ms"])

@@ -43,13 +43,13 @@ def check(rows, model):
     for row in rows:
         if row["strategy"].endswith("_offload"):  # not predicted
             continue
-        found = predicted(row, model, calibration)
+        prediction = predicted(row, model, calibration)
         about = f"{model}, {row['strategy']}, {row['workers']} workers"
-        assert found.sent_bytes == pytest.approx(row["payload"], rel=SENT), about
-        assert found.memory.kept == pytest.approx(row["counted"], rel=KEPT), about
-        assert found.memory.textbook == pytest.approx(row["ideal"]), about
+        assert prediction.sent_bytes == pytest.approx(row["payload"], rel=SENT), about
+        assert prediction.memory.kept == pytest.approx(row["counted"], rel=KEPT), about
+        assert prediction.memory.textbook == pytest.approx(row["ideal"]), about
         if row["strategy"] not in UNCOUNTED and row["workers"] > 1:
-            assert sum(calls for calls, _ in found.sent.values()) == row["calls"], about
+            assert sum(calls for calls, _ in prediction.sent.values()) == row["calls"], about
 
 
 @pytest.mark.medium

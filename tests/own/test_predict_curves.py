@@ -90,8 +90,8 @@ def test_a_curve_bends_where_communication_takes_over(calibration):
     assert points[0].speedup == pytest.approx(1.0)
     efficiencies = [point.efficiency for point in points]
     assert efficiencies == sorted(efficiencies, reverse=True)
-    said = sentence("workers", points)
-    assert said.startswith(f"The speed-up bends at {bend(points).label} workers: there the largest part of a step is ")
+    text = sentence("workers", points)
+    assert text.startswith(f"The speed-up bends at {bend(points).label} workers: there the largest part of a step is ")
     assert points[-1].largest[0] == "communication"
 
 
@@ -132,9 +132,9 @@ def test_the_command_draws_a_curve(run_main, tmp_path):
     printed = run_main(predict_command, "--rate", "1gbit", "--sweep", "workers=1..64", "--picture", picture)
 
     assert picture.read_bytes().startswith(b"\x89PNG")
-    found = json.loads(printed.splitlines()[-1])
-    assert [point["at"] for point in found["points"]] == ["1", "2", "4", "8", "16", "32", "64"]
-    assert found["sentence"] in printed
+    result = json.loads(printed.splitlines()[-1])
+    assert [point["at"] for point in result["points"]] == ["1", "2", "4", "8", "16", "32", "64"]
+    assert result["sentence"] in printed
 
 
 def test_cells_that_cannot_be_run_are_filled_and_marked(run_main, tmp_path):
@@ -163,10 +163,10 @@ def test_cells_that_cannot_be_run_are_filled_and_marked(run_main, tmp_path):
 @pytest.mark.parametrize("workers", [2, 4, 8, 64])
 def test_a_link_of_latency_and_bandwidth_is_predicted_by_the_algorithm(operation, workers, calibration):
     """4 workers at most were measured, at 120 MB/s and 0.1 ms a hop."""
-    found = Links(calibration, "1gbit").transfer(operation, 2**20, workers)
+    transfer = Links(calibration, "1gbit").transfer(operation, 2**20, workers)
 
     exact = hops(operation, workers) * 1e-4 + moved(operation, 2**20, workers) / 120e6
-    assert found.latency + found.flow == pytest.approx(exact, rel=1e-3)
+    assert transfer.latency + transfer.flow == pytest.approx(exact, rel=1e-3)
 
 
 def test_a_burst_is_spent_once(calibration):
@@ -223,15 +223,15 @@ def test_a_slow_measurement_of_a_small_message_is_taken_for_noise():
 
 @pytest.mark.parametrize("strategy", ["ddp", "pipeline", "own_zero3"])
 def test_a_predicted_timeline_is_consistent(strategy, calibration):
-    found = predict(calibration, Cell(strategy, "gpt2-tiny", 2, 4), Surroundings("100mbit"))
+    predicted = predict(calibration, Cell(strategy, "gpt2-tiny", 2, 4), Surroundings("100mbit"))
 
-    drawn = timeline(found)
+    drawn = timeline(predicted)
 
     assert drawn.predicted and drawn.world_size == 2
     for rank in range(2):
         process = sorted((box.start, box.end) for box in drawn.boxes if (box.rank, box.row) == (rank, "process"))
         assert all(left[1] <= right[0] + 1e-9 for left, right in pairwise(process))
-        assert process[-1][1] <= found.simulated.seconds + 1e-9
+        assert process[-1][1] <= predicted.simulated.seconds + 1e-9
         sent = sum(box.bytes for box in drawn.boxes if (box.rank, box.row) == (rank, "network"))
         assert sent > 0
     if strategy == "pipeline":
@@ -240,9 +240,9 @@ def test_a_predicted_timeline_is_consistent(strategy, calibration):
 
 
 def test_of_many_ranks_one_of_each_kind_is_drawn(calibration):
-    found = predict(calibration, Cell("ddp", "gpt2-tiny", 4096, 4), Surroundings("1gbit", cores=2))
+    predicted = predict(calibration, Cell("ddp", "gpt2-tiny", 4096, 4), Surroundings("1gbit", cores=2))
 
-    assert timeline(found).label(0) == "each of 4,096 ranks"
+    assert timeline(predicted).label(0) == "each of 4,096 ranks"
 
 
 def test_the_command_writes_a_timeline_that_can_be_read(run_main, tmp_path):
@@ -312,22 +312,22 @@ def test_cells_of_a_model_are_resident_together_each_of_them_twice():
 
 def made_up_rows(calibration, factors, naive=2.0):
     cells = [Cell(name, "gpt2-tiny", 2, 4) for name in ("ddp", "own_ring", "fsdp")]
-    found = [predict(calibration, cell, Surroundings("100mbit")) for cell in cells]
+    predictions = [predict(calibration, cell, Surroundings("100mbit")) for cell in cells]
     return [
         ComparedCell(Place(p.cell, "100mbit"), p.seconds / f, 0.01, p, naive * p.seconds)
-        for p, f in zip(found, factors, strict=True)
+        for p, f in zip(predictions, factors, strict=True)
     ]
 
 
 def test_errors_are_those_of_the_predictions(calibration):
-    found = summary(made_up_rows(calibration, (1.0, 0.9, 1.02)))
+    figures = summary(made_up_rows(calibration, (1.0, 0.9, 1.02)))
 
-    assert found["mean_error"] == pytest.approx(0.04)
-    assert found["largest_error"] == pytest.approx(0.1)
-    assert found["worst"].startswith("own_ring, gpt2-tiny, 2 x 4, 100mbit: communication is")
-    assert found["by_what_is_new"]["another strategy"]["mean_error"] == pytest.approx(0.1)
-    assert found["by_what_is_new"]["all of it calibrated"]["cells"] == 2
-    assert found["holds"]
+    assert figures["mean_error"] == pytest.approx(0.04)
+    assert figures["largest_error"] == pytest.approx(0.1)
+    assert figures["worst"].startswith("own_ring, gpt2-tiny, 2 x 4, 100mbit: communication is")
+    assert figures["by_what_is_new"]["another strategy"]["mean_error"] == pytest.approx(0.1)
+    assert figures["by_what_is_new"]["all of it calibrated"]["cells"] == 2
+    assert figures["holds"]
 
 
 @pytest.mark.parametrize(
@@ -347,8 +347,8 @@ def test_without_a_gpu_the_check_says_so_in_one_line(monkeypatch, capsys):
     with pytest.raises(SystemExit) as ended:
         gpu.main()
 
-    *said, figures = capsys.readouterr().out.splitlines()
-    assert any(line.startswith("no GPU that PyTorch can see: nothing was run") for line in said)
+    *lines, figures = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("no GPU that PyTorch can see: nothing was run") for line in lines)
     assert ended.value.code == 0 and json.loads(figures)["gpus"] == [{"skipped": gpu.NO_GPU}]
 
 

@@ -22,9 +22,9 @@ TOO_LONG = 900  # seconds
 
 
 def calibrate(path, *words):
-    done = run("-m", "benchmark.calibrate", *QUICK, *words, "--output", path, timeout=TOO_LONG)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done
+    process = run("-m", "benchmark.calibrate", *QUICK, *words, "--output", path, timeout=TOO_LONG)
+    assert process.returncode == 0, process.stderr[-2000:]
+    return process
 
 
 @pytest.mark.parametrize(
@@ -48,26 +48,28 @@ def test_what_was_calibrated_on_loopback_can_be_predicted(tmp_path, workers, str
     printed = capsys.readouterr()
     lines = printed.out.splitlines()
     assert json.loads(lines[-1])["file"] == str(path)
-    found = load(path)  # of this machine and these versions
+    calibration = load(path)  # of this machine and these versions
     architecture = describe("gpt2-tiny", 64)
-    assert {(p.batch, p.workers) for p in found.profiles} == {(batch, count) for batch in (1, 2) for count in workers}
-    for profile in found.profiles:
+    assert {(p.batch, p.workers) for p in calibration.profiles} == {
+        (batch, count) for batch in (1, 2) for count in workers
+    }
+    for profile in calibration.profiles:
         assert list(profile.forward) == architecture.units
         assert set(profile.backward) == {weight.name for weight in architecture.weights}
         assert list(profile.backward)[-1] in ("transformer.wte.weight", "transformer.wpe.weight")
         assert profile.seconds > 0
-    operations = {(table.operation, table.workers) for table in found.transfers}
+    operations = {(table.operation, table.workers) for table in calibration.transfers}
     assert operations == {(name, 2) for name in ("all_reduce", "all_gather", "all_to_all", "exchange", "hop")}
-    assert all(len(t.seconds) == len(t.bytes) and min(t.seconds) > 0 for t in found.transfers)
-    engines = {(entry.strategy, entry.workers) for entry in found.engines}
+    assert all(len(t.seconds) == len(t.bytes) and min(t.seconds) > 0 for t in calibration.transfers)
+    engines = {(entry.strategy, entry.workers) for entry in calibration.engines}
     assert engines == {(strategy, 2) for strategy in strategies}  # one worker alone has nothing that an engine adds
     assert all(len(line.split()) == 7 for line in lines if line.startswith("loopback")), lines  # none are glued
     assert "loopback, 2 workers: " in printed.err and "of about" in printed.err
     for strategy in (*strategies, "fsdp"):
-        prediction = predict(found, Cell(strategy, "gpt2-tiny", 2, 2))
+        prediction = predict(calibration, Cell(strategy, "gpt2-tiny", 2, 2))
         assert sum(prediction.parts.values()) == pytest.approx(prediction.seconds)
     weights = {weight.name: weight for weight in architecture.weights}
-    buckets = ddp_buckets([weights[name] for name in found.profiles[-1].backward])
+    buckets = ddp_buckets([weights[name] for name in calibration.profiles[-1].backward])
     assert [sum(weight.bytes for weight in bucket) for bucket in buckets] == [1_056_768, 3_413_504]  # recorded
 
 
@@ -79,26 +81,26 @@ def test_a_calibrated_link_knows_its_frames(tmp_path):
 
     calibrate(path, "--workers", "2", "--strategies", "none", "--links", "100mbit")
 
-    found = load(path)
-    assert found.links == ["loopback", "100mbit"] and found.profiles  # loopback's are still there
-    for table in found.transfers:
+    calibration = load(path)
+    assert calibration.links == ["loopback", "100mbit"] and calibration.profiles  # loopback's are still there
+    for table in calibration.transfers:
         if table.link == "loopback":
             continue
         assert table.bytes[-1] == 2**20  # more would take too long
         payload = moved(table.operation, table.bytes[-1], 2)
         # A frame of 1,514 bytes carries 1,448, and every second one is answered: 7 % at most.
         assert 1.0 <= table.wire[-1] / payload < 1.08, table.operation
-    prediction = predict(found, Cell("ddp", "gpt2-tiny", 2, 2), Surroundings("100mbit"))
+    prediction = predict(calibration, Cell("ddp", "gpt2-tiny", 2, 2), Surroundings("100mbit"))
     assert prediction.seconds > 4_470_272 * 8 / 100e6 * 0.95  # bytes that no link of 100 Mbit/s lets through faster
     assert not any("link" in note for note in prediction.notes)
 
 
 @pytest.mark.proof
 def test_the_check_of_predictions_prints_its_cells_and_figures():
-    done = run("-m", "benchmark.checks.prediction", "--quick", timeout=TOO_LONG)
+    process = run("-m", "benchmark.checks.prediction", "--quick", timeout=TOO_LONG)
 
-    assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert [row["strategy"] for row in found["rows"]] == ["ddp", "own_overlap", "own_zero2"]
-    assert all(row["measured_s"] > 0 and row["predicted_s"] > 0 for row in found["rows"])
-    assert "worst: " in done.stdout
+    assert process.returncode == 0, process.stderr[-2000:]
+    result = json.loads(process.stdout.splitlines()[-1])
+    assert [row["strategy"] for row in result["rows"]] == ["ddp", "own_overlap", "own_zero2"]
+    assert all(row["measured_s"] > 0 and row["predicted_s"] > 0 for row in result["rows"])
+    assert "worst: " in process.stdout

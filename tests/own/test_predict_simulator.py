@@ -39,16 +39,16 @@ def in_buckets(backward, network, count, ranks=2):
 @pytest.mark.parametrize(("backward", "network"), [(8.0, 4.0), (4.0, 8.0), (6.0, 6.0), (8.0, 0.5)])
 @pytest.mark.parametrize("count", [1, 2, 5, 16])
 def test_overlap_takes_the_longer_stage_and_one_piece_of_the_other(backward, network, count):
-    found = simulate([in_buckets(backward, network, count)], Line(0.0, 1.0), ONE_AT_A_TIME)
+    simulated = simulate([in_buckets(backward, network, count)], Line(0.0, 1.0), ONE_AT_A_TIME)
 
-    assert found.seconds == pytest.approx(max(backward, network) + min(backward, network) / count)
+    assert simulated.seconds == pytest.approx(max(backward, network) + min(backward, network) / count)
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_every_message_adds_its_latency_where_the_network_is_the_longer_stage(count):
-    found = simulate([in_buckets(4.0, 8.0, count)], Line(0.3, 1.0), ONE_AT_A_TIME)
+    simulated = simulate([in_buckets(4.0, 8.0, count)], Line(0.3, 1.0), ONE_AT_A_TIME)
 
-    assert found.seconds == pytest.approx(4.0 / count + 8.0 + count * 0.3)
+    assert simulated.seconds == pytest.approx(4.0 / count + 8.0 + count * 0.3)
 
 
 @pytest.mark.parametrize(("stages", "count"), [(2, 4), (3, 6), (4, 4), (4, 16)])
@@ -65,27 +65,27 @@ def test_the_bubble_of_a_pipeline_is_stages_less_one_over_all_slots(stages, coun
                 program.append(Start(f"{direction} {i} from {stage}", "hop", 0.0, 2, (stage,)))
         kinds.append(Kind([stage], tuple(program)))
 
-    found = simulate(kinds, Line(0.0, 0.0), Machine(cores=stages, is_shared=True))
+    simulated = simulate(kinds, Line(0.0, 0.0), Machine(cores=stages, is_shared=True))
 
     busy = 2 * count
-    assert found.seconds == pytest.approx(2 * (count + stages - 1))
-    assert 1 - busy / found.seconds == pytest.approx((stages - 1) / (count + stages - 1))
+    assert simulated.seconds == pytest.approx(2 * (count + stages - 1))
+    assert 1 - busy / simulated.seconds == pytest.approx((stages - 1) / (count + stages - 1))
 
 
 @pytest.mark.parametrize(("cores", "seconds"), [(4, 10.0), (2, 10.0), (1, 10.0)])
 def test_computing_takes_as_long_as_it_was_calibrated_with_all_workers(cores, seconds):
-    found = simulate([Kind(range(2), (Compute("forward", 10.0),))], Line(0.0, 1.0), Machine(cores, is_shared=True))
+    simulated = simulate([Kind(range(2), (Compute("forward", 10.0),))], Line(0.0, 1.0), Machine(cores, is_shared=True))
 
-    assert found.seconds == pytest.approx(seconds)
+    assert simulated.seconds == pytest.approx(seconds)
 
 
 def test_a_worker_that_computes_alone_has_the_cores_of_the_others():
     early = Kind([0], (Compute("forward", 4.0),))
     late = Kind([1], (Compute("forward", 10.0),))
 
-    found = simulate([early, late], Line(0.0, 1.0), Machine(cores=1, is_shared=True))
+    simulated = simulate([early, late], Line(0.0, 1.0), Machine(cores=1, is_shared=True))
 
-    assert found.seconds == pytest.approx(4.0 + (10.0 - 4.0) / 2)  # both took half a core, then one takes all of it
+    assert simulated.seconds == pytest.approx(4.0 + (10.0 - 4.0) / 2)  # both took half a core, then one takes all of it
 
 
 def test_a_transfer_that_wants_a_core_takes_time_from_backward():
@@ -128,20 +128,20 @@ def test_the_other_direction_too_carries_one_transfer_after_the_other():
     """Three seconds there and then back, and one second there, which can come back only after the three."""
     starts = [Start(str(size), "all_to_all", size, 2, (0,)) for size in (3.0, 1.0)]
 
-    found = simulate(
+    simulated = simulate(
         [Kind(range(2), (*starts, Wait("3.0"), Wait("1.0")))], Line(0.0, 1.0, lag=1.0), Machine(2, is_shared=True)
     )
 
-    assert found.seconds == pytest.approx(3 + 3 + 1)
+    assert simulated.seconds == pytest.approx(3 + 3 + 1)
 
 
 def test_a_collective_begins_when_its_last_member_arrives():
     programs = [(Compute("forward", s), Start("a", "all_reduce", 2.0, 2, (0, 1)), Wait("a")) for s in (1.0, 5.0)]
 
-    found = simulate([Kind([i], p) for i, p in enumerate(programs)], Line(0.0, 1.0), Machine(2, is_shared=True))
+    simulated = simulate([Kind([i], p) for i, p in enumerate(programs)], Line(0.0, 1.0), Machine(2, is_shared=True))
 
-    assert found.seconds == pytest.approx(7.0)
-    blocked = {(s.kind, s.name): s.end - s.start for s in found.spans if s.blocked}
+    assert simulated.seconds == pytest.approx(7.0)
+    blocked = {(s.kind, s.name): s.end - s.start for s in simulated.spans if s.blocked}
     assert blocked == pytest.approx({(0, "waiting"): 4.0, (0, "communication"): 2.0, (1, "communication"): 2.0})
 
 
@@ -149,11 +149,11 @@ def test_a_receiver_is_idle_in_a_bubble_until_the_message_is_sent():
     sender = Kind([0], (Compute("pipeline", 3.0), Start("m", "hop", 2.0, 2, (0,))))
     receiver = Kind([1], (Wait("m"), Compute("pipeline", 1.0)))
 
-    found = simulate([sender, receiver], Line(0.0, 1.0), Machine(2, is_shared=True))
+    simulated = simulate([sender, receiver], Line(0.0, 1.0), Machine(2, is_shared=True))
 
-    blocked = {(s.kind, s.name): s.end - s.start for s in found.spans if s.blocked}
+    blocked = {(s.kind, s.name): s.end - s.start for s in simulated.spans if s.blocked}
     assert blocked == pytest.approx({(1, "bubble"): 3.0, (1, "communication"): 2.0})
-    assert found.seconds == pytest.approx(6.0)
+    assert simulated.seconds == pytest.approx(6.0)
 
 
 def test_a_program_that_waits_for_nobody_is_refused():

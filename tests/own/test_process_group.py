@@ -73,7 +73,7 @@ def not_written(config):
 
 
 @pytest.mark.parametrize(
-    "join, error, said",
+    "join, error, message",
     [
         (lambda config: None, InputError, r"init_process_group was not called \(region 2a.1\)"),
         (
@@ -84,7 +84,7 @@ def not_written(config):
         (not_written, NotImplementedError, r"TODO 2a\.1"),
     ],
 )
-def test_a_join_that_does_not_join_says_why_in_one_line(config, interfaces, join, error, said):
-    with pytest.raises(error, match=said) as caught, process_group(config, join):
+def test_a_join_that_does_not_join_says_why_in_one_line(config, interfaces, join, error, message):
+    with pytest.raises(error, match=message) as caught, process_group(config, join):
         pass
     assert "\n" not in str(caught.value)

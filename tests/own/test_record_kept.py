@@ -77,8 +77,8 @@ def test_a_run_that_crashes_takes_no_record_away_however_often(tmp_path, begin):
         begin(folder)
         (folder / "trace.json").write_text("of a run that crashes now")
 
-    found, unusable = find_runs(tmp_path, tmp_path / "runs")
-    assert {run.name: run.first["config"]["model_parallel_mode"] for run in found} == {
+    usable, unusable = find_runs(tmp_path, tmp_path / "runs")
+    assert {run.name: run.first["config"]["model_parallel_mode"] for run in usable} == {
         "runs/pipeline/earlier": "pipeline_parallel",
         "runs/pipeline.kept": "model_parallel",
     }
@@ -172,15 +172,15 @@ def test_every_file_that_a_script_writes_into_its_folder_belongs_to_the_run(tmp_
     """A file that is not listed would stay behind, beside those of the next run."""
     folders = ("common", "task*", "pipeline", "beyond")
     texts = [source.read_text() for folder in folders for source in ROOT.glob(f"{folder}/**/*.py")]
-    found = [name for text in texts for name in re.findall(r'output_dir / f?"([^"]+)"', text)]
+    templates = [name for text in texts for name in re.findall(r'output_dir / f?"([^"]+)"', text)]
     for writer in ("record.py", "step_profiler.py", "timeline/run_timeline.py"):  # these call it `folder`
-        found += re.findall(r'folder / f?"([^"]+)"', (ROOT / "common" / writer).read_text())
-    wanted = {re.sub(r"{[^}]*}", "0", name) for name in found}
-    for name in wanted:
+        templates += re.findall(r'folder / f?"([^"]+)"', (ROOT / "common" / writer).read_text())
+    file_names = {re.sub(r"{[^}]*}", "0", name) for name in templates}
+    for name in file_names:
         (tmp_path / name).touch()
 
-    assert {"rank0.json", "traffic_0.json", "counters_0.csv", "trace.png", "trace_0.json", "timeline.png"} <= wanted
-    assert {file.name for file in files_of_a_run(tmp_path)} == wanted
+    assert {"rank0.json", "traffic_0.json", "counters_0.csv", "trace.png", "trace_0.json", "timeline.png"} <= file_names
+    assert {file.name for file in files_of_a_run(tmp_path)} == file_names
 
 
 def test_the_counters_of_an_earlier_run_stay_as_they_are_while_another_rank_begins(tmp_path):

@@ -27,14 +27,14 @@ def config():
 
 
 def start(*configs):
-    """Call the roll once per configuration, in threads; what each was told, in the order given ("" is all well)."""
-    told = [""] * len(configs)
+    """Call the roll once per configuration, in threads; return each one's message, in order ("": all is well)."""
+    messages = [""] * len(configs)
 
     def work(number, config):
         try:
             call_the_roll(config)
         except InputError as error:
-            told[number] = str(error)
+            messages[number] = str(error)
 
     threads = [threading.Thread(target=work, args=pair) for pair in enumerate(configs)]
     for thread in threads:
@@ -42,11 +42,11 @@ def start(*configs):
     for thread in threads:
         thread.join(timeout=60)
         assert not thread.is_alive()
-    return told
+    return messages
 
 
 class Started:
-    """A call of the roll in a thread; `told` waits for its end and is what it was told."""
+    """A call of the roll in a thread; `message` waits for its end and is the message that it got."""
 
     def __init__(self, config):
         self.answer = []
@@ -54,7 +54,7 @@ class Started:
         self.thread.start()
 
     @property
-    def told(self):
+    def message(self):
         self.thread.join(timeout=60)
         (answer,) = self.answer
         return answer
@@ -83,9 +83,9 @@ def test_all_workers_go_on_when_all_are_there_and_the_port_is_free_afterwards(co
 def test_a_missing_rank_is_named_on_every_worker(config):
     config = replace(config, join_seconds=1.0)
 
-    told = start(replace(config, rank=0), replace(config, rank=2, join_seconds=20.0))
+    messages = start(replace(config, rank=0), replace(config, rank=2, join_seconds=20.0))
 
-    assert all("rank 1 of 3 did not connect within 1 s" in message for message in told)
+    assert all("rank 1 of 3 did not connect within 1 s" in message for message in messages)
 
 
 def test_the_second_process_of_a_rank_is_refused_and_the_others_go_on(config):
@@ -97,11 +97,11 @@ def test_the_second_process_of_a_rank_is_refused_and_the_others_go_on(config):
     (again,) = start(config)
     last = Started(replace(config, rank=2))
 
-    refused, accepted = sorted((other.told for other in others), reverse=True)
+    refused, accepted = sorted((other.message for other in others), reverse=True)
     here = f"(process {os.getpid()} on {socket.gethostname()})"
     assert f"rank 1 has already joined {here}: start this worker with another --local_rank" in refused
     assert f"rank 0 has already joined {here}" in again and "in use" not in again
-    assert first.told == accepted == last.told == ""
+    assert first.message == accepted == last.message == ""
 
 
 def test_what_is_no_worker_and_a_rank_that_was_stopped_while_it_waited_are_ignored(config):
@@ -112,7 +112,7 @@ def test_what_is_no_worker_and_a_rank_that_was_stopped_while_it_waited_are_ignor
         announce(stopped, config)
 
     assert start(replace(config, rank=1), replace(config, rank=2)) == ["", ""]
-    assert first.told == ""
+    assert first.message == ""
 
 
 def test_a_rank_that_was_stopped_does_not_count_when_the_last_one_comes(config):
@@ -125,7 +125,7 @@ def test_a_rank_that_was_stopped_does_not_count_when_the_last_one_comes(config):
 
     (message,) = start(replace(config, rank=2))
 
-    assert all("rank 1 of 3 did not connect within 3 s" in words for words in (first.told, message))
+    assert all("rank 1 of 3 did not connect within 3 s" in words for words in (first.message, message))
 
 
 def test_at_the_port_of_a_run_that_has_begun_a_rank_says_so_at_once_and_does_not_wait_for_ever(
@@ -144,7 +144,7 @@ def test_at_the_port_of_a_run_that_has_begun_a_rank_says_so_at_once_and_does_not
 
 
 @pytest.mark.parametrize(
-    "mine, theirs, said",
+    "changes_of_0, changes_of_1, expected",
     [
         ({}, {"world_size": 4}, "rank 1 at 127.0.0.1 has --world_size 4, rank 0 has 3"),
         ({}, {"task": "task3_ddp"}, "runs task3_ddp, rank 0 runs task2a_gather_scatter"),
@@ -152,24 +152,24 @@ def test_at_the_port_of_a_run_that_has_begun_a_rank_says_so_at_once_and_does_not
         ({}, {"backend": "nccl"}, "uses nccl, rank 0 uses gloo"),
     ],
 )
-def test_what_differs_between_two_workers_is_named_on_both(config, mine, theirs, said):
-    told = start(replace(config, rank=0, **mine), replace(config, rank=1, **theirs))
+def test_what_differs_between_two_workers_is_named_on_both(config, changes_of_0, changes_of_1, expected):
+    messages = start(replace(config, rank=0, **changes_of_0), replace(config, rank=1, **changes_of_1))
 
-    assert all(said in message for message in told)
+    assert all(expected in message for message in messages)
 
 
 @pytest.mark.parametrize(
-    "changes, said",
+    "changes, expected",
     [
         ({"rank": 1, "join_seconds": 0.5}, "rank 1 could not reach rank 0 at 127.0.0.1:"),
         ({"master_ip": "no-such-host.invalid"}, "no-such-host.invalid does not resolve on this machine"),
         ({"master_ip": "192.0.2.1"}, "--master_ip must be an address of the machine on which rank 0 runs"),
     ],
 )
-def test_an_address_that_cannot_be_used_is_named(config, changes, said):
+def test_an_address_that_cannot_be_used_is_named(config, changes, expected):
     (message,) = start(replace(config, **changes))
 
-    assert said in message
+    assert expected in message
 
 
 def test_a_port_that_is_taken_says_so(config, monkeypatch):
@@ -183,7 +183,7 @@ def test_a_port_that_is_taken_says_so(config, monkeypatch):
 def test_a_rank_whose_rank_0_has_left_says_so_and_the_launcher_looks_for_the_cause_elsewhere(config):
     with socket.create_server(("127.0.0.1", config.master_port)) as rank_0:
         threading.Thread(target=lambda: rank_0.accept()[0].close()).start()
-        (told,) = start(replace(config, rank=1, join_seconds=2.0))
+        (message,) = start(replace(config, rank=1, join_seconds=2.0))
 
-    assert "rank 0 exited before all workers had connected" in told
-    assert CONSEQUENCE.search(told)
+    assert "rank 0 exited before all workers had connected" in message
+    assert CONSEQUENCE.search(message)

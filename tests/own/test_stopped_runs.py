@@ -17,7 +17,7 @@ LEFT_OUT = "rank 1 has made 17 all_reduces, the others 18: it left one out in it
 
 
 @pytest.mark.parametrize(
-    "what, rank, sizes, said, codes",
+    "what, rank, sizes, conclusion, codes",
     [
         ("receives", 1, DIFFERENT, "rank 1 in recv at ", {0: 3, 1: 3, 2: 3}),  # a message that nobody sends
         ("fails", 0, DIFFERENT, "rank 0 failed in iteration 3: KeyError: 'the batch has no labels'", {0: 1}),
@@ -29,10 +29,10 @@ LEFT_OUT = "rank 1 has made 17 all_reduces, the others 18: it left one out in it
         ),
     ],
 )
-def test_what_a_rank_did_is_named_with_its_iteration(tmp_path, what, rank, sizes, said, codes):
+def test_what_a_rank_did_is_named_with_its_iteration(tmp_path, what, rank, sizes, conclusion, codes):
     stopped = run_ranks(tmp_path, what, rank, 3, sizes)
 
-    assert said in stopped.conclusion
+    assert conclusion in stopped.conclusion
     assert {rank: stopped.codes[rank] for rank in codes} == codes
 
 

@@ -53,15 +53,15 @@ def read(tree, name=LATER):
 
 def test_solved_lines_are_carried_once_into_the_named_task_and_the_rest_of_the_file_stays(tree):
     write(tree, "task3_ddp/run_glue.py", SCRIPT)
-    said = list(carry(tree, COURSE, ["2a"]))
+    lines = list(carry(tree, COURSE, ["2a"]))
 
     assert read(tree) == solve(SCRIPT, "total = 0", "total += math.floor(value)")
     assert read(tree, "task3_ddp/run_glue.py") == SCRIPT
-    assert said == [
+    assert lines == [
         f"1.2 -> {LATER}: carried 2 lines from {HOME}",
         f"1.3 -> {LATER}: nothing to carry yet, {HOME} line 13 is not solved",
     ]
-    assert summary(said) == [said[0], "not written yet, so there is nothing to carry: 1.3"]
+    assert summary(lines) == [lines[0], "not written yet, so there is nothing to carry: 1.3"]
     assert next(carry(tree, COURSE, ["2a"], force=True)).endswith("already there")
     assert [path.name for path in (tree / LATER).parent.iterdir()] == ["run_glue.py"]  # and no copy of placeholders
 
@@ -70,10 +70,10 @@ def test_lines_written_in_the_later_file_are_kept(tree):
     own = solve(SCRIPT, "total = sum(values)")
     write(tree, LATER, own)
 
-    said = list(carry(tree, COURSE))
+    lines = list(carry(tree, COURSE))
 
     assert read(tree) == own
-    assert said[0].startswith(f"1.2 -> {LATER}: kept what you wrote at line 8")
+    assert lines[0].startswith(f"1.2 -> {LATER}: kept what you wrote at line 8")
 
 
 def test_force_replaces_them_shows_the_difference_and_keeps_a_copy(tree):
@@ -81,11 +81,11 @@ def test_force_replaces_them_shows_the_difference_and_keeps_a_copy(tree):
     write(tree, LATER, own)
     write(tree, f"{LATER}.orig", "an older copy")
 
-    said = "\n".join(carry(tree, COURSE, force=True))
+    output = "\n".join(carry(tree, COURSE, force=True))
 
     assert "total += math.floor(value)" in read(tree)
-    assert "-total = sum(values)" in said
-    assert "run_glue.py.orig2" in said
+    assert "-total = sum(values)" in output
+    assert "run_glue.py.orig2" in output
     assert read(tree, f"{LATER}.orig2") == own
     assert read(tree, f"{LATER}.orig") == "an older copy"
 
@@ -106,19 +106,19 @@ def test_lines_get_the_indent_of_the_place_they_go_to_but_not_inside_strings(tre
 def test_lines_that_are_no_python_yet_are_not_carried(tree):
     write(tree, HOME, solve(SCRIPT, "total = = 1"))
 
-    said = list(carry(tree, COURSE))
+    lines = list(carry(tree, COURSE))
 
     assert read(tree) == SCRIPT
-    assert "not valid Python yet" in said[0]
+    assert "not valid Python yet" in lines[0]
 
 
 def test_a_name_that_only_the_home_file_has_is_said(tree):
     home = solve(SCRIPT, "total = statistics.fmean(values)").replace("import math", "import math\nimport statistics")
     write(tree, HOME, home)
 
-    said = list(carry(tree, COURSE))
+    lines = list(carry(tree, COURSE))
 
-    assert "they use statistics, which this file does not have" in said[0]
+    assert "they use statistics, which this file does not have" in lines[0]
 
 
 @pytest.mark.parametrize("broken", [HOME, LATER])
@@ -126,19 +126,19 @@ def test_a_file_without_its_end_todo_line_is_named_and_left_alone(tree, broken):
     write(tree, broken, read(tree, broken).replace("        # END TODO 1.2\n", ""))
     before = read(tree)
 
-    said = "\n".join(carry(tree, COURSE, ["task2a"]))
+    output = "\n".join(carry(tree, COURSE, ["task2a"]))
 
     assert read(tree) == before
-    assert f"{broken}:8: TODO 1.2 has no line '# END TODO 1.2' below" in said
+    assert f"{broken}:8: TODO 1.2 has no line '# END TODO 1.2' below" in output
 
 
 def test_another_number_of_parts_is_not_guessed_at(tree):
     write(tree, LATER, SCRIPT + "\n\n" + SCRIPT.partition("\n\n\n")[2].replace("1.3", "1.4"))
 
-    said = list(carry(tree, COURSE))
+    lines = list(carry(tree, COURSE))
 
     assert "math.floor" not in read(tree)
-    assert said[0] == f"1.2 part 1 -> {LATER}: not carried, {HOME} has 1 part of this TODO, this file has 2"
+    assert lines[0] == f"1.2 part 1 -> {LATER}: not carried, {HOME} has 1 part of this TODO, this file has 2"
 
 
 def test_line_ends_and_mode_of_the_later_file_stay(tree):
@@ -161,7 +161,7 @@ def test_the_small_programs_to_begin_with_get_the_lines_as_well(tree):
     opened = 'raise NotImplementedError("TODO 2a.1: join; see x")'
     write(tree, "cluster/hello.py", read(tree).replace("return 1", opened))
 
-    said = list(carry(tree, COURSE))
+    lines = list(carry(tree, COURSE))
 
-    assert f"2a.1 -> cluster/hello.py: carried 1 line from {LATER}" in said
+    assert f"2a.1 -> cluster/hello.py: carried 1 line from {LATER}" in lines
     assert "return 1" in read(tree, "cluster/hello.py")

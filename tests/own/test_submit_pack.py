@@ -202,17 +202,17 @@ def test_graders_that_cannot_run_are_an_error_that_shows_what_they_said(graded_t
 
 
 @pytest.mark.parametrize(
-    "words, said",
+    "words, message",
     [
         (["pack", "--netid", "ab1"], "--name"),
         (["pack", "--netid", "a/b", "--name", "A B"], "error: --netid: expected letters and digits"),
         (["report", "--netid", "ab1"], "error: give both --netid and --name"),
     ],
 )
-def test_a_wrong_command_line_is_said_in_one_line(monkeypatch, capsys, words, said):
+def test_a_wrong_command_line_is_said_in_one_line(monkeypatch, capsys, words, message):
     monkeypatch.setattr(sys, "argv", ["submit.py", *words])
 
     with pytest.raises(SystemExit, match="2"):
         exit_on_input_error(submit.main)
 
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err

@@ -70,13 +70,13 @@ def pictures(pdf):
 
 def streams(pdf):
     """Everything that is compressed in a PDF, unpacked."""
-    found = b""
+    unpacked = b""
     for part in re.findall(rb"stream\r?\n(.*?)\r?\nendstream", pdf, re.DOTALL):
         try:
-            found += zlib.decompress(part)
+            unpacked += zlib.decompress(part)
         except zlib.error:
-            found += part
-    return found
+            unpacked += part
+    return unpacked
 
 
 def test_whatever_markdown_has_becomes_pages_and_the_same_text_the_same_bytes(tmp_path):

@@ -99,12 +99,12 @@ def test_it_has_what_the_course_asks_for_and_built_again_it_is_the_same_with_the
         text = text.replace(begin, f"{begin}My **words** on {name}.\n\n- a | b\n\n")
     (tree / "report").mkdir()
     (tree / "report" / "report.md").write_text(text)
-    text, findings, said = build(tree)
+    text, findings, output = build(tree)
     first = {path.name: path.read_bytes() for path in (tree / "report").iterdir() if path.is_file()}
     build(tree)
 
     assert {path.name: path.read_bytes() for path in (tree / "report").iterdir() if path.is_file()} == first
-    assert set(first) == {"report.md", "ab1234_First_Last.pdf"} and "it is kept as" not in said
+    assert set(first) == {"report.md", "ab1234_First_Last.pdf"} and "it is kept as" not in output
     assert all(f"My **words** on {name}.\n\n- a | b" in text for name in ASKS)
     assert not any("your own words" in what for what, _ in findings.missing)
     assert "| 1 one worker | 0.700000 | 0.699000 |" in section(text, "Task 1: losses and metric")
@@ -156,7 +156,7 @@ def test_the_trace_of_the_pipeline_is_of_a_run_that_has_a_record(tree):
 
 
 def test_without_any_run_everything_is_missing_and_nothing_is_invented(tmp_path, undrawn):
-    text, findings, said = build(tmp_path)
+    text, findings, output = build(tmp_path)
 
     assert "0." not in section(text, "Task 1: losses and metric")
     commands = "\n".join(command for _, command in findings.missing)
@@ -164,7 +164,7 @@ def test_without_any_run_everything_is_missing_and_nothing_is_invented(tmp_path,
     assert "task2a_gather_scatter/run_glue.py --max_steps 40" in commands
     assert "python task2b_allreduce/run_gpt2.py --n_epochs 4 --world_size 1 --batch_size 64" in commands
     assert "--model_parallel_mode pipeline_parallel" in commands
-    assert "submit_figures/pipeline_training_time.png" in said
+    assert "submit_figures/pipeline_training_time.png" in output
     assert [what for what, _ in findings.missing if what.startswith("task 4")] == [
         "task 4 with total batch 64, 32, 16",
         "task 4 with --grad_dtype bf16",
@@ -213,9 +213,9 @@ def test_a_report_that_was_changed_outside_of_the_sections_is_kept(tree, undrawn
     text = with_fingerprint(read(tree)[0]).replace("## Scalability\n", "## Scalability\n\nMine, in the wrong place.\n")
     path.write_text(text)
 
-    _, _, said = build(tree)
+    _, _, output = build(tree)
 
-    assert "kept as report/report.old1.md" in said
+    assert "kept as report/report.old1.md" in output
     assert (tree / "report/report.old1.md").read_text() == text
 
 
@@ -223,7 +223,7 @@ def test_a_damaged_section_stops_the_build_and_nothing_is_overwritten(tree):
     path = tree / "report" / "report.md"
     path.parent.mkdir()
     whole = with_fingerprint(read(tree)[0])
-    for old, new, said in (
+    for old, new, message in (
         ("<!-- end of your words: reasons -->", "", "end of your words: reasons -->' above this line"),
         ("<!-- your words: reasons -->", "", "'reasons' has an end marker but no start marker"),
         ("<!-- your words: reasons -->", "<!-- your words: task1 -->", "'task1' appears twice"),
@@ -231,7 +231,7 @@ def test_a_damaged_section_stops_the_build_and_nothing_is_overwritten(tree):
     ):
         path.write_text(whole.replace(old, new))
 
-        with pytest.raises(InputError, match=rf"report/report.md:\d+: .*{said}"):
+        with pytest.raises(InputError, match=rf"report/report.md:\d+: .*{message}"):
             build_report(tree, COURSE, ADA)
 
         assert path.read_text() == whole.replace(old, new)
@@ -244,7 +244,7 @@ def test_words_of_a_section_that_no_longer_exists_are_kept_at_the_end(tree):
 
 
 @pytest.mark.parametrize(
-    "task, workers, options, said",
+    "task, workers, options, doubt",
     [
         ("task1_single", 1, {"seconds": 0.9}, "9.00 of runs/task3_ddp over runs/task1_single: exceeds the number of"),
         ("task3_ddp", 4, {"seconds": 0.3001}, "of runs/task3_ddp over runs/task1_single: within the noise"),
@@ -255,10 +255,10 @@ def test_words_of_a_section_that_no_longer_exists_are_kept_at_the_end(tree):
         ("task2b_allreduce", 4, {"losses": [0.69] * 40}, "training loss is 0.690000 in every iteration"),
     ],
 )
-def test_a_run_that_cannot_be_is_flagged(tree, task, workers, options, said):
+def test_a_run_that_cannot_be_is_flagged(tree, task, workers, options, doubt):
     write_run(tree / "runs" / task, task, workers, **{"seconds": 0.3, **options})
 
-    assert said in doubts(tree)
+    assert doubt in doubts(tree)
 
 
 def test_runs_that_were_made_otherwise_are_not_compared(tree):
@@ -266,10 +266,10 @@ def test_runs_that_were_made_otherwise_are_not_compared(tree):
 
     text, findings = read(tree)
 
-    said = "\n".join(findings.doubts)
-    assert "the speed-up of runs/task3_ddp over runs/task1_single is not computed: seed 42 vs. 7" in said
-    assert "times of runs/task2a_gather_scatter and runs/task3_ddp are not comparable: seed 42 vs. 7" in said
-    assert "losses of runs/task1_single and runs/task3_ddp are not comparable: seed 42 vs. 7" in said
+    all_doubts = "\n".join(findings.doubts)
+    assert "the speed-up of runs/task3_ddp over runs/task1_single is not computed: seed 42 vs. 7" in all_doubts
+    assert "times of runs/task2a_gather_scatter and runs/task3_ddp are not comparable: seed 42 vs. 7" in all_doubts
+    assert "losses of runs/task1_single and runs/task3_ddp are not comparable: seed 42 vs. 7" in all_doubts
     assert "| – | not comparable | 1 | `runs/task3_ddp` |" in section(text, "Scalability")
 
 
@@ -292,7 +292,7 @@ def test_a_missing_rank_is_named_and_the_loss_says_how_many_ranks_it_is_of(tree)
 
 
 @pytest.mark.parametrize(
-    "changes, said",
+    "changes, doubt",
     [
         ({"tokens_per_second": 2500.0, "training_time": 0.8}, "a speed-up of 2.50 exceeds the number of workers, 2"),
         ({"tokens_per_second": 1010.0, "training_time": 2.0}, "1.01 is within the noise"),
@@ -309,13 +309,13 @@ def test_a_missing_rank_is_named_and_the_loss_says_how_many_ranks_it_is_of(tree)
         ((3.0, 2.0, 300.0, 0.9), "pipeline_parallel: disturbed: other programs used 0.9 of"),
     ],
 )
-def test_gpt2_metrics_that_cannot_be_are_flagged(tree, changes, said):
+def test_gpt2_metrics_that_cannot_be_are_flagged(tree, changes, doubt):
     if isinstance(changes, tuple):
         write_modes(tree / "submit_figures", *changes)
     else:
         write_gpt2(tree / "submit_figures", **changes)
 
-    assert said in doubts(tree)
+    assert doubt in doubts(tree)
 
 
 def test_the_speed_up_is_over_one_worker_with_one_thread_and_all_cores_stand_beside_it(tree):

@@ -25,9 +25,9 @@ def runs(tmp_path):
 
 
 def read_one(runs):
-    found, unusable = find_runs(runs.parent, runs)
+    usable, unusable = find_runs(runs.parent, runs)
     assert not unusable
-    (run,) = found
+    (run,) = usable
     return run
 
 
@@ -58,7 +58,7 @@ def changed(**changes):
 
 
 @pytest.mark.parametrize(
-    "damage, said",
+    "damage, problem",
     [
         (text('{"task": "task2b_allr'), "rank1.json is incomplete or damaged"),
         (text("[" * 100_000), "rank1.json is incomplete or damaged"),
@@ -74,18 +74,18 @@ def changed(**changes):
         (lambda path: path.rename(path.with_name("rank5.json")), "rank5.json says it is rank 1 of 3"),
     ],
 )
-def test_a_record_that_is_damaged_or_of_another_run_is_named_and_left_out(runs, damage, said):
+def test_a_record_that_is_damaged_or_of_another_run_is_named_and_left_out(runs, damage, problem):
     damage(runs / TASK / "rank1.json")
 
     run = read_one(runs)
 
     assert [record["rank"] for record in run.records] == [0, 2]
-    assert said in run.problems[0]
+    assert problem in run.problems[0]
     assert "rank1.json is missing (the run had 3 workers)" in run.problems[1]
 
 
 @pytest.mark.parametrize(
-    "name, damage, said",
+    "name, damage, problem",
     [
         ("rank2.json", changed(iterations=[{"loss": 0.1, "seconds": 1}] * 7), "rank 2 has 7 iterations, rank 0 has 40"),
         ("loss_0.txt", text("0.1\n0.2\n"), "loss_0.txt and rank0.json have different numbers of losses"),
@@ -96,19 +96,19 @@ def test_a_record_that_is_damaged_or_of_another_run_is_named_and_left_out(runs, 
         ),
     ],
 )
-def test_a_record_that_contradicts_the_others_is_a_doubt(runs, name, damage, said):
+def test_a_record_that_contradicts_the_others_is_a_doubt(runs, name, damage, problem):
     damage(runs / TASK / name)
 
-    assert said in read_one(runs).problems[0]
+    assert problem in read_one(runs).problems[0]
 
 
 def test_a_folder_without_a_record_is_named_and_no_folder_is_no_error(tmp_path):
     assert find_runs(tmp_path, tmp_path / "runs") == ([], [])
     (tmp_path / "runs" / TASK).mkdir(parents=True)
 
-    found, unusable = find_runs(tmp_path, tmp_path / "runs")
+    usable, unusable = find_runs(tmp_path, tmp_path / "runs")
 
-    assert found == []
+    assert usable == []
     assert unusable == [f"runs/{TASK}: no record in it (the run was interrupted or is still running)"]
 
 
@@ -146,11 +146,11 @@ def test_what_two_runs_do_not_share_is_listed(runs):
         change(runs / f"other/rank{rank}.json", versions={"torch": "2.9.0"})
     one, other = find_runs(runs.parent, runs)[0]
 
-    found = differences(one, other)
-    assert found == [
+    all_differences = differences(one, other)
+    assert all_differences == [
         "seed 7 vs. 42", "total batch 24 vs. 63", "tokens per example 64 vs. 32", "torch 2.9.0 vs. 2.13.0+cpu",
     ]  # fmt: skip
-    assert differences(one, other, but=("seed",)) == found[1:]
+    assert differences(one, other, but=("seed",)) == all_differences[1:]
 
 
 @pytest.mark.parametrize("name", ["demo", "pictures"])

@@ -71,7 +71,7 @@ def of_another_version(folder):
 
 
 @pytest.mark.parametrize(
-    "damage, said",
+    "damage, expected",
     [
         (cut_off, "runs/task2b_allreduce: timeline.json: expected a whole trace, but it is cut off"),
         (of_another_run, "timeline.json belongs to another run than the records; run it again with --timeline"),
@@ -79,14 +79,14 @@ def of_another_version(folder):
         (of_another_version, "rank1.json has no usable timeline.steps[0].waiting: written by another version"),
     ],
 )
-def test_a_timeline_that_is_damaged_or_of_another_run_is_one_line(folder, damage, said):
+def test_a_timeline_that_is_damaged_or_of_another_run_is_one_line(folder, damage, expected):
     damage(folder)
 
     text, findings = section(folder)
 
     assert text == "No run with --timeline.\n"
     (doubt,) = findings.doubts
-    assert said in doubt
+    assert expected in doubt
 
 
 def test_a_run_without_the_flag_is_missing_and_not_doubtful(folder):

@@ -76,11 +76,11 @@ def test_much_more_traffic_than_expected_and_other_numbers_of_workers_are_flagge
 
 def test_bytes_that_were_counted_in_different_ways_are_flagged(tree, measured, monkeypatch):
     ways = {"task4_64": "all 4 workers (lo)", "task4_32": "rank 0 (eth0)"}
-    kept = {name: SimpleNamespace(**vars(measured) | {"whose": whose}) for name, whose in ways.items()}
-    monkeypatch.setattr(task4_traffic.compare, "read_run", lambda folder: kept[folder.name])
+    runs = {name: SimpleNamespace(**vars(measured) | {"whose": whose}) for name, whose in ways.items()}
+    monkeypatch.setattr(task4_traffic.compare, "read_run", lambda folder: runs[folder.name])
 
-    said = "not all counted in the same way: `runs/task4_64` counts all 4 workers (lo); `runs/task4_32` counts rank 0"
-    assert said in read(tree)[1]
+    doubt = "not all counted in the same way: `runs/task4_64` counts all 4 workers (lo); `runs/task4_32` counts rank 0"
+    assert doubt in read(tree)[1]
 
 
 def test_missing_runs_are_named_with_commands_that_count_bytes_as_the_others_did(tree, measured):
@@ -114,17 +114,17 @@ def test_a_run_without_its_traffic_file_is_named_with_the_command_that_makes_it(
     _, doubts, missing = read(tree)
     doubts = doubts.splitlines()
 
-    said = "expected traffic_0.json of a run of task4_traffic/run_glue.py, got no such file; run it again"
+    problem = "expected traffic_0.json of a run of task4_traffic/run_glue.py, got no such file; run it again"
     script = "task4_traffic/run_glue.py --num_train_epochs 1 --per_gpu_train_batch_size"
     assert (
-        f"runs/task4_64: {said}: `python -m cluster.launch --workers 4 -- {script} 16 "
+        f"runs/task4_64: {problem}: `python -m cluster.launch --workers 4 -- {script} 16 "
         "--output_dir runs/task4_64 --overwrite_output_dir`"
     ) in doubts
     assert (
-        f"runs/task4_bf16: {said}: `python -m cluster.launch --workers 2 -- {script} 8 --grad_dtype bf16 "
+        f"runs/task4_bf16: {problem}: `python -m cluster.launch --workers 2 -- {script} 8 --grad_dtype bf16 "
         "--output_dir runs/task4_bf16 --overwrite_output_dir`"
     ) in doubts
-    assert f"runs/task4_traffic.kept: {said}, or delete this folder" in doubts
+    assert f"runs/task4_traffic.kept: {problem}, or delete this folder" in doubts
     assert [what for what, _ in missing[:-1]] == ["task 4 with total batch 16"]  # its only run is the one with bf16
 
 

@@ -47,9 +47,9 @@ def test_spans_are_merged_cut_and_measured():
     ],
 )
 def test_a_process_is_blocked_while_it_computes_nothing_and_a_message_is_under_way(busy, messages, expected):
-    found = blocked((0.0, 10.0), busy, [Message("all_reduce", *span) for span in messages])
+    spans = blocked((0.0, 10.0), busy, [Message("all_reduce", *span) for span in messages])
 
-    assert found == [Blocked(*one) for one in expected]
+    assert spans == [Blocked(*one) for one in expected]
 
 
 def members(name: str, starts: dict[int, float], other: int = -1, end: float = 5.0) -> dict[int, Message]:
@@ -82,8 +82,8 @@ def test_the_root_of_a_scatter_communicates_until_the_others_have_received_it():
     assert waits(0, gather[0], gather, Blocked(1.1, 4.0, 0), [(1.5, 3.0)]) == [Wait(1.1, 1.5, 1), Wait(3.0, 3.5, 1)]
     calls = by_key([[replace(scatter[0], number=1), replace(gather[0], number=2)],
                     [replace(scatter[1], number=1), replace(gather[1], number=2)]])  # fmt: skip
-    seen = SeenOnRank(0, messages=[calls["", 1][0], calls["", 2][0]], blocked=[Blocked(1.1, 4.0, 1)])
-    first, second = network_boxes(seen, calls)
+    log = SeenOnRank(0, messages=[calls["", 1][0], calls["", 2][0]], blocked=[Blocked(1.1, 4.0, 1)])
+    first, second = network_boxes(log, calls)
     assert (first.end, second.waits) == (3.0, (Wait(1.1, 1.5, 1), Wait(3.0, 3.5, 1)))
     # A send ends when it is received, even if the sender asks later.
     calls = {0: Message("send", 1.0, 9.0, other=1), 1: Message("recv", 0.5, 2.0, other=0)}
@@ -116,17 +116,17 @@ def test_a_call_that_a_dispatch_mode_makes_again_counts_once(tmp_path):
         for start in (100, 200)
         for inside in (0, 5)
     ]
-    done = [
+    transfers = [
         event("gloo:send", start, 50, tid=2, **{"Input Dims": [[10, 2]], "Input type": ["float"]})
         for start in (110, 210)
     ]
     marks = [event("timeline: mark", start, 1) for start in (0, 900)]
-    (tmp_path / "profile.json").write_text(json.dumps({"traceEvents": [*sends, *done, *marks]}))
+    (tmp_path / "profile.json").write_text(json.dumps({"traceEvents": [*sends, *transfers, *marks]}))
 
-    found = read_profile(tmp_path / "profile.json", [Mark(5.0, 5.000001), Mark(5.0009, 5.000901)])
+    profile = read_profile(tmp_path / "profile.json", [Mark(5.0, 5.000001), Mark(5.0009, 5.000901)])
 
-    assert [(m.name, m.bytes, m.other) for m in found.messages] == [("send", 80, 1)] * 2
-    times = [time for message in found.messages for time in (message.start, message.end)]
+    assert [(m.name, m.bytes, m.other) for m in profile.messages] == [("send", 80, 1)] * 2
+    times = [time for message in profile.messages for time in (message.start, message.end)]
     assert times == pytest.approx([5.0001, 5.00016, 5.0002, 5.00026], abs=1e-7)
 
 
@@ -137,9 +137,9 @@ def test_what_the_process_does_itself_in_the_phase_communication_is_averaging():
     spans = own_code(phases, busy, held)
 
     assert spans == [(1.4, 1.404), (1.7, 1.75)]  # torch; then Python or a pause
-    seen = SeenOnRank(0, phases=[("backward", (0.0, 1.0)), ("communication", (1.0, 2.0))], blocked=held, own_code=spans)
-    found = [(box.name, box.start, box.end) for box in process_boxes(seen)]
-    assert found == [
+    log = SeenOnRank(0, phases=[("backward", (0.0, 1.0)), ("communication", (1.0, 2.0))], blocked=held, own_code=spans)
+    boxes = [(box.name, box.start, box.end) for box in process_boxes(log)]
+    assert boxes == [
         ("backward", 0, 1), ("communication", 1, 1.4), ("averaging", 1.4, 1.404), ("communication", 1.404, 1.7),
         ("averaging", 1.7, 1.75), ("communication", 1.75, 2),
     ]  # fmt: skip
@@ -185,11 +185,11 @@ def network(timeline: Timeline, rank: int, step: int) -> list[Box]:
 
 
 def waited(timeline: Timeline, rank: int) -> dict[int, float]:
-    """For whom a rank waited, and how long in all."""
-    found: dict[int, float] = {}
+    """{rank: for how many seconds `rank` waited for it in all}."""
+    seconds: dict[int, float] = {}
     for one in (one for box in timeline.boxes if box.rank == rank for one in box.waits):
-        found[one.rank] = found.get(one.rank, 0.0) + one.end - one.start
-    return found
+        seconds[one.rank] = seconds.get(one.rank, 0.0) + one.end - one.start
+    return seconds
 
 
 @pytest.mark.medium
@@ -260,11 +260,11 @@ def check_parts(folder: Path, count: int) -> Timeline:
     assert timeline.run and (folder / "timeline.png").stat().st_size > 5000 and (folder / "timeline.html").exists()
     for rank in range(count):
         record = json.loads((folder / f"rank{rank}.json").read_text())
-        told = record["timeline"]
-        assert told["run"] == timeline.run
+        recorded = record["timeline"]
+        assert recorded["run"] == timeline.run
         rows = range(timeline.world_size) if timeline.labels else [rank]
-        assert {(row["rank"], row["step"]) for row in told["steps"]} == {(r, step) for r in rows for step in (2, 3)}
-        for row in told["steps"]:
+        assert {(row["rank"], row["step"]) for row in recorded["steps"]} == {(r, step) for r in rows for step in (2, 3)}
+        for row in recorded["steps"]:
             measured = record["iterations"][row["step"]]["seconds"]
             assert sum(row[part] for part in NAMES) == pytest.approx(measured, rel=0.01)
             assert all(row[part] >= -1e-6 for part in (*NAMES, "hidden")), row  # boxes that overlap count twice

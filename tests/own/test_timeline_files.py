@@ -80,7 +80,7 @@ def without_bytes(content):
 
 
 @pytest.mark.parametrize(
-    "damage, said",
+    "damage, message",
     [
         (without_rank_3, "rank 3 of 4 is missing; rerun with --timeline"),
         (rank_2_of_another_run, "rank 2 belongs to another run than rank 0; rerun"),
@@ -90,7 +90,7 @@ def without_bytes(content):
         *((other, "expected a timeline, got another file") for other in ("{}", '{"traceEvents": []}', "3")),
     ],
 )
-def test_a_trace_that_cannot_be_used_is_refused_in_one_line(tmp_path, damage, said):
+def test_a_trace_that_cannot_be_used_is_refused_in_one_line(tmp_path, damage, message):
     write_trace(after_backward(), tmp_path / "timeline.json")
     text = (tmp_path / "timeline.json").read_text()
     if callable(damage):
@@ -99,16 +99,16 @@ def test_a_trace_that_cannot_be_used_is_refused_in_one_line(tmp_path, damage, sa
     made = json.dumps(content) if callable(damage) else damage or text[: len(text) // 2]
     (tmp_path / "timeline.json").write_text(made)
 
-    with pytest.raises(InputError, match=f"timeline.json: {said}"):
+    with pytest.raises(InputError, match=f"timeline.json: {message}"):
         read_trace(tmp_path / "timeline.json")
 
 
 def test_boxes_on_one_lane_do_not_overlap():
     boxes = [box for box in during_backward().boxes if box.rank == 0 and box.row == "network"]
 
-    found = lanes(boxes)
+    boxes_by_lane = lanes(boxes)
 
-    assert [[box.start for box in lane] for lane in found] == [[0.03, 0.055], [0.04]]
+    assert [[box.start for box in lane] for lane in boxes_by_lane] == [[0.03, 0.055], [0.04]]
 
 
 # ------------------------------------------------------------------------------------------------ picture
@@ -134,11 +134,11 @@ def in_browser(page: Path, script: str) -> tuple[dict, str]:
     probe.write_text(page.read_text() + more)
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--window-size=1200,600", "--enable-logging=stderr"]
     command = [browser, *flags, "--dump-dom", f"--user-data-dir={page.parent / 'profile'}", f"file://{probe}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    found = re.search(r'<pre id="out">(.*?)</pre>', done.stdout, re.DOTALL)
-    console = "\n".join(line for line in done.stderr.splitlines() if "CONSOLE" in line)
-    assert found, console or done.stderr[-2000:]
-    return json.loads(found[1].replace("&amp;", "&").replace("&gt;", ">").replace("&lt;", "<")), console
+    process = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    match = re.search(r'<pre id="out">(.*?)</pre>', process.stdout, re.DOTALL)
+    console = "\n".join(line for line in process.stderr.splitlines() if "CONSOLE" in line)
+    assert match, console or process.stderr[-2000:]
+    return json.loads(match[1].replace("&amp;", "&").replace("&gt;", ">").replace("&lt;", "<")), console
 
 
 HOVER = """
@@ -159,14 +159,14 @@ def test_a_browser_shows_name_bytes_and_the_rank_waited_for(tmp_path):
         canvas.dispatchEvent(new WheelEvent("wheel", {deltaY: -1, bubbles: true, cancelable: true}))
         result.shown = to - from; result.zoomed = hover(10, 10)
     """
-    seen, console = in_browser(tmp_path / "timeline.html", HOVER + script)
+    result, console = in_browser(tmp_path / "timeline.html", HOVER + script)
 
     assert console == ""
-    assert seen["phase"] == seen["zoomed"] == "rank 0: forward, 20.000 ms"
-    assert seen["network"] == "rank 0: all_reduce, 4,000,000 bytes, 50.000 ms, waited 20.000 ms for rank 2"
-    assert seen["wait"].startswith("rank 0 waits for rank 2; rank 0: all_reduce, 4,000,000 bytes")
-    assert seen["nothing"] == ""
-    assert seen["shown"] == pytest.approx(0.8 * 375)
+    assert result["phase"] == result["zoomed"] == "rank 0: forward, 20.000 ms"
+    assert result["network"] == "rank 0: all_reduce, 4,000,000 bytes, 50.000 ms, waited 20.000 ms for rank 2"
+    assert result["wait"].startswith("rank 0 waits for rank 2; rank 0: all_reduce, 4,000,000 bytes")
+    assert result["nothing"] == ""
+    assert result["shown"] == pytest.approx(0.8 * 375)
 
 
 def test_a_page_needs_no_network_and_is_not_ended_by_its_data(tmp_path):

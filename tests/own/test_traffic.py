@@ -163,7 +163,7 @@ def test_appended_runs_are_kept_apart_and_a_row_cut_off_is_left_out(tmp_path):
 
     runs = read_dstat(tmp_path / "t.csv", "eth1")
 
-    assert [moved(found)[:2] for found in runs] == [(100, 10), (5, 6)]
+    assert [moved(run_)[:2] for run_ in runs] == [(100, 10), (5, 6)]
 
 
 DOOL = """"dool 1.3.1 CSV output"
@@ -205,10 +205,10 @@ def test_real_files_are_read_whole():
 
     for file in files:
         (only,) = split_runs(file.read_text())
-        (found,) = read_dstat(file, "total")
+        (run_,) = read_dstat(file, "total")
         assert len(only.rows) == len(file.read_text().splitlines()) - 6
-        assert found[-1].time - found[0].time == pytest.approx(len(found) - 1, abs=1.5)
-        assert found[-1].sent > 0
+        assert run_[-1].time - run_[0].time == pytest.approx(len(run_) - 1, abs=1.5)
+        assert run_[-1].sent > 0
 
 
 # ------------------------------------------------------------------------------------- record and comparison
@@ -305,12 +305,12 @@ def test_a_run_keeps_its_tensors_its_window_and_its_framing(folder):
 
 @pytest.mark.medium
 def test_on_the_loopback_interface_the_sum_over_all_workers_is_expected_in_the_precision_of_the_run(folder):
-    found = read_run(folder)
+    run_ = read_run(folder)
 
-    assert found.tensor_bytes == 2 * json.loads((folder / "rank0.json").read_text())["parameters"]
-    assert found.expected.sent == 2 * found.tensor_bytes  # 2(N-1)/N S, twice
-    assert found.epoch.sent == found.expected.sent * found.steps_per_epoch
-    assert ratios(found)[0] > 1  # how much more depends on what else uses lo at the same time
+    assert run_.tensor_bytes == 2 * json.loads((folder / "rank0.json").read_text())["parameters"]
+    assert run_.expected.sent == 2 * run_.tensor_bytes  # 2(N-1)/N S, twice
+    assert run_.epoch.sent == run_.expected.sent * run_.steps_per_epoch
+    assert ratios(run_)[0] > 1  # how much more depends on what else uses lo at the same time
 
 
 @pytest.mark.medium
@@ -320,10 +320,10 @@ def test_the_prediction_is_the_payload_of_one_worker_at_the_rate_of_its_link(fol
     record["config"]["link_rate"] = 8e6  # a megabyte per second
     (tmp_path / "run/rank0.json").write_text(json.dumps(record))
 
-    found = read_run(tmp_path / "run")
+    run_ = read_run(tmp_path / "run")
 
-    assert found.predicted == pytest.approx(found.tensor_bytes / 1e6)  # 2(N-1)/N S, with two workers
-    assert found.communication and f"at least {found.predicted:.4f} s predicted" in predictions([found])
+    assert run_.predicted == pytest.approx(run_.tensor_bytes / 1e6)  # 2(N-1)/N S, with two workers
+    assert run_.communication and f"at least {run_.predicted:.4f} s predicted" in predictions([run_])
     assert read_run(folder).predicted is None and predictions([read_run(folder)]) == ""
 
 
@@ -370,8 +370,8 @@ def test_dstat_is_compared_with_the_kernel_in_the_same_window(folder, tmp_path):
 def test_a_table_of_epochs_says_what_was_extrapolated(folder):
     run_ = read_run(folder)
 
-    said = f"batch 16: extrapolated to an epoch of {run_.steps_per_epoch} iterations, 4 were observed"
-    assert extrapolations([run_]) == said
+    note = f"batch 16: extrapolated to an epoch of {run_.steps_per_epoch} iterations, 4 were observed"
+    assert extrapolations([run_]) == note
     assert extrapolations([replace(run_, steps_per_epoch=4)]) == ""
 
 

@@ -23,9 +23,9 @@ def test_a_run_beside_a_busy_program_is_called_disturbed():
     assert other_programs(ranks(5.0, 5.0)) == pytest.approx(0.2)  # what no rank used
     assert other_programs(ranks(12.5)) == 0.0
     assert other_programs(ranks(1.0, machine=None)) is None and other_programs(ranks(1.0, seconds=0.5)) is None
-    said = f"disturbed: other programs used 0.7 of {len(os.sched_getaffinity(0))} cores during this run"
+    message = f"disturbed: other programs used 0.7 of {len(os.sched_getaffinity(0))} cores during this run"
 
-    assert disturbance(0.7) == said
+    assert disturbance(0.7) == message
     assert disturbance(0.1) == disturbance(None) == ""
 
 

@@ -106,16 +106,16 @@ def watch():
     return Watch(COURSE, ROOT, "4.1")
 
 
-@pytest.mark.parametrize(("failures", "said"), [
+@pytest.mark.parametrize(("failures", "end"), [
     (("is a sum", "is lost"), "now watching 2b.3 DataPartitioner.__init__\n"),
     (("", ""), "task 2b passes: 4/4 points\ntask 2b is complete\n"),
 ])  # fmt: skip
-def test_of_a_task_that_is_written_the_first_region_that_fails_is_watched(watch, monkeypatch, capsys, failures, said):
+def test_of_a_task_that_is_written_the_first_region_that_fails_is_watched(watch, monkeypatch, capsys, failures, end):
     monkeypatch.setattr(watch, "grade", lambda *selection: graded(*zip(("2b.7", "2b.3"), failures, strict=True)))
 
     watch.begin("2b")
 
-    assert capsys.readouterr().out.endswith(said)
+    assert capsys.readouterr().out.endswith(end)
     assert watch.region == ("2b.3" if failures[0] else "4.1")
 
 
@@ -153,9 +153,9 @@ def test_on_a_small_terminal_the_first_cause_is_on_the_screen_and_no_word_is_cut
 def test_what_keys_replace_and_names_of_tests_are_not_printed(watch, capsys):
     show(watch.lines_of(graded(("4.1", "one"), ("4.1", "two")), "4.1"))
 
-    said = capsys.readouterr().out
-    assert "two" in said
-    assert [words for words in ("--hint", "--region", "--seed", "test_") if words in said] == []
+    output = capsys.readouterr().out
+    assert "two" in output
+    assert [words for words in ("--hint", "--region", "--seed", "test_") if words in output] == []
 
 
 def grade_for_long(terminal):

@@ -60,15 +60,15 @@ def test_a_task_takes_grad_mode_and_autocast_along_to_the_worker():
 
 def test_a_worker_ends_when_nobody_can_give_it_a_task_any_more():
     in_queues, _ = create_workers([torch.device("cpu")] * 3)
-    mine = worker_threads()
+    threads = worker_threads()
 
     del in_queues
     gc.collect()
 
-    for thread in mine:
+    for thread in threads:
         thread.join(DEADLINE)
-    assert len(mine) == 3
-    assert not any(thread.is_alive() for thread in mine)
+    assert len(threads) == 3
+    assert not any(thread.is_alive() for thread in threads)
 
 
 def test_an_idle_worker_keeps_no_task_alive():
@@ -99,7 +99,7 @@ def test_creating_workers_leaves_the_callers_number_of_threads():
 def test_the_workers_end_with_the_pipe_though_results_were_not_collected(fails):
     piped = Pipe(labelled(*mlp()), 2)
     x = torch.randn(4, 7 if fails else 6)  # 7 features fit no first layer: the result is an exception
-    mine = worker_threads()
+    threads = worker_threads()
     piped.in_queues[0].put(Task(lambda pipe=piped: pipe.partitions[0](x)))
 
     while piped.out_queues[0].empty():
@@ -107,9 +107,9 @@ def test_the_workers_end_with_the_pipe_though_results_were_not_collected(fails):
     del piped
     gc.collect()
 
-    for thread in mine:
+    for thread in threads:
         thread.join(DEADLINE)
-    assert not any(thread.is_alive() for thread in mine)
+    assert not any(thread.is_alive() for thread in threads)
 
 
 def test_a_task_lets_go_of_its_function_once_it_is_computed():

@@ -1,6 +1,6 @@
 """Runs scripts on CUDA tensors that have no values, on a machine without a GPU, under NCCL's rule: no CPU tensors.
 
-    done = on_fake_gpu("tests.own.gpu.scenes", "task1", "zero3")     # {"task1": "", "zero3": "Traceback ..."}
+    errors = on_fake_gpu("tests.own.gpu.scenes", "task1", "zero3")   # {"task1": "", "zero3": "Traceback ..."}
 
 One process calls SCENES[name](folder) of that module for each name, inside FakeTensorMode, and returns "" or a
 traceback. CPU tensors are real. CUDA tensors have shapes, dtypes, devices and graphs, but no memory: `item()` gives
@@ -43,9 +43,9 @@ def on_fake_gpu(scenes: str, *names: str) -> dict[str, str]:
     """Run the scenes of a module in a process of their own; return "" or the traceback of each."""
     command = [sys.executable, "-m", "tests.own.gpu.fake_gpu", scenes, *names]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    process = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300)
+    assert process.returncode == 0, process.stderr
+    return json.loads(process.stdout.splitlines()[-1])
 
 
 def load_fake_cuda() -> None:
@@ -179,30 +179,30 @@ def script(module: str, folder: Path, rank: int, world_size: int, *flags: str, e
         with joined(rank, world_size) if world_size > 1 else contextlib.nullcontext():
             yield Worker(rank, world_size, device)
 
-    found = importlib.import_module(module)
+    imported = importlib.import_module(module)
     common = ["--max_steps", "2", "--output_dir", str(folder), "--overwrite_output_dir", "--dropout", "0", *flags]
     place = ["--world_size", str(world_size), "--local_rank", str(rank)] if world_size > 1 else []
     words = mock.patch.object(sys, "argv", [module, *common, *(place if entry == "main" else place[:2])])
     batches = Worker.batches
     two = mock.patch.object(Worker, "batches", lambda worker, loader: itertools.islice(batches(worker, loader), 2))
-    with mock.patch.object(found, "process_group", group), words, two:
+    with mock.patch.object(imported, "process_group", group), words, two:
         if entry == "main":
-            found.main()
+            imported.main()
         else:  # task 2b's run_gpt2.py starts its processes itself
-            found.run_worker(rank, found.parse_gpt2_arguments(module.split(".")[0], world_size=world_size))
+            imported.run_worker(rank, imported.parse_gpt2_arguments(module.split(".")[0], world_size=world_size))
 
 
 def main(scenes: str, names: list[str]) -> None:
     load_fake_cuda()
-    found, done = importlib.import_module(scenes).SCENES, {}
+    functions, errors = importlib.import_module(scenes).SCENES, {}
     with tempfile.TemporaryDirectory() as folder:
         for name in names:
             try:
-                found[name](Path(folder, name))
-                done[name] = ""
+                functions[name](Path(folder, name))
+                errors[name] = ""
             except Exception:
-                done[name] = traceback.format_exc()
-    print(json.dumps(done))
+                errors[name] = traceback.format_exc()
+    print(json.dumps(errors))
 
 
 if __name__ == "__main__":

@@ -94,14 +94,14 @@ def test_workers_on_four_nodes_with_a_gpu_each_use_nccl(machine):
 
 
 @pytest.mark.parametrize(
-    ("said", "is_lost", "reason"),
+    ("message", "is_lost", "reason"),
     [
         (DUPLICATE, False, "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1000"),
         (REMOTE, True, "socketProgress: Connection closed by remote peer node1<40112>"),
     ],
 )
-def test_the_last_error_of_nccl_is_shown_and_only_a_peer_that_is_gone_is_lost_contact(said, is_lost, reason):
-    error = dist.DistBackendError(said)
+def test_the_last_error_of_nccl_is_shown_and_only_a_peer_that_is_gone_is_lost_contact(message, is_lost, reason):
+    error = dist.DistBackendError(message)
     assert process_group._is_lost_contact(error) == is_lost
     assert process_group._reason(error) == reason
 
@@ -128,7 +128,7 @@ def test_runs_that_are_compared_use_the_cpu_if_one_of_them_must(machine, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("found", "level", "words"),
+    ("arguments", "level", "words"),
     [
         (("", "", 0), "ok", "no NVIDIA driver; every script uses the CPU and gloo"),
         (("550.54", "torch 2.13.0 without CUDA", 0), "note", "make setup"),
@@ -136,8 +136,8 @@ def test_runs_that_are_compared_use_the_cpu_if_one_of_them_must(machine, monkeyp
         (("550.54", "torch 2.13.0 for CUDA 12.8", 4), "ok", "driver 550.54, torch 2.13.0 for CUDA 12.8, 4 for torch"),
     ],
 )
-def test_the_doctor_names_driver_build_gpus_and_what_scripts_use(found, level, words):
-    finding = doctor.check_gpu(*found)
+def test_the_doctor_names_driver_build_gpus_and_what_scripts_use(arguments, level, words):
+    finding = doctor.check_gpu(*arguments)
     assert finding.level == level
     assert words in str(finding)
 
@@ -207,12 +207,12 @@ def test_a_collective_of_nccl_is_pending_until_it_is_completed_also_if_it_is_not
 
 def test_a_thread_that_spins_for_a_pending_collective_waits(on_nccl, monkeypatch):
     monkeypatch.setattr(watchdog, "which_compute", lambda threads: [True])
-    seen = SimpleNamespace(_has_finished=False, _main=SimpleNamespace(frames=list))
+    stand_in = SimpleNamespace(_has_finished=False, _main=SimpleNamespace(frames=list))
 
     on_nccl([nccl(0, "all_reduce", "started")])
-    assert watchdog.Watchdog._state(seen) == watchdog.WAITS
+    assert watchdog.Watchdog._state(stand_in) == watchdog.WAITS
     on_nccl([nccl(0, "all_reduce")])
-    assert watchdog.Watchdog._state(seen) == watchdog.COMPUTES
+    assert watchdog.Watchdog._state(stand_in) == watchdog.COMPUTES
 
 
 # --- clocks, devices, memory ---

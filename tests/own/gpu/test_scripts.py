@@ -33,7 +33,7 @@ def test_it_runs_on_fake_gpus(errors, scene):
 
 def made_without_device(source: str) -> list[str]:
     """Return "line N: name" of each tensor that is made without device= and then passed to a collective."""
-    found = []
+    tensors = []
     for function in ast.walk(ast.parse(source)):
         if not isinstance(function, ast.FunctionDef):
             continue
@@ -45,9 +45,9 @@ def made_without_device(source: str) -> list[str]:
         for node in ast.walk(function):
             if isinstance(node, ast.Call) and _name(node.func) in [f"dist.{name}" for name in COLLECTIVES]:
                 passed = [part for argument in node.args for part in ast.walk(argument)]
-                found += [f"line {n.lineno}: {n.id}" for n in passed if isinstance(n, ast.Name) and n.id in made]
-                found += [f"line {part.lineno}: a new tensor" for part in passed if _is_made_on_cpu(part)]
-    return found
+                tensors += [f"line {n.lineno}: {n.id}" for n in passed if isinstance(n, ast.Name) and n.id in made]
+                tensors += [f"line {part.lineno}: a new tensor" for part in passed if _is_made_on_cpu(part)]
+    return tensors
 
 
 def _is_made_on_cpu(node: ast.AST) -> bool:
@@ -65,4 +65,4 @@ def _name(node: ast.expr) -> str:
 def test_no_collective_gets_a_tensor_that_was_made_without_a_device():
     paths = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
 
-    assert {path: found for path in paths if (found := made_without_device(path.read_text()))} == {}
+    assert {path: tensors for path in paths if (tensors := made_without_device(path.read_text()))} == {}
