@@ -41,8 +41,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         futures = [pool.submit(graded, solved, arguments.seed) for _, _, solved in sides]
         right = {"regions": len(arguments.region), "open": 0, "solved": 0}
         for (side, id, solved), future in zip(sides, futures, strict=True):
-            seen = future.result()
-            right[side] += show(f"{id} {side}", unexpected(solved, tests, seen.statuses), seen)
+            result = future.result()
+            right[side] += show(f"{id} {side}", unexpected(solved, tests, result.statuses), result)
     print(json.dumps(right))
     sys.exit(0 if right["open"] == right["solved"] == right["regions"] else 1)
 
@@ -88,7 +88,7 @@ def unexpected(solved: set[str], tests: dict[str, Test], statuses: dict[str, str
 def show(name: str, wrong: Sequence[str], graded: Graded) -> bool:
     print(f"{name}: {f'{len(wrong)} unexpected results' if wrong else 'OK'}", flush=True)
     for line in wrong:
-        test = graded.seen.get(line.partition(" ")[0])
+        test = graded.results.get(line.partition(" ")[0])
         print(f"    {line}: {test.message if test else ''}", flush=True)
     return not wrong
 

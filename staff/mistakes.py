@@ -44,11 +44,11 @@ def is_about(entry: Entry, region: str, tests: Tests) -> bool:
 
 def show(verdict: Verdict, columns: Sequence[str]) -> None:
     """One row of the matrix, and below it the messages of the tests that must fail, or of all where it went wrong."""
-    marks = "".join(MARKS[verdict.seen[test].outcome] if test in verdict.seen else " " for test in columns)
+    marks = "".join(MARKS[verdict.results[test].outcome] if test in verdict.results else " " for test in columns)
     complaint = f"   <-- {verdict.complaint} (--seed {verdict.seed})" if verdict.complaint else ""
     print(f"{marks} | {verdict.entry}{complaint}")
     for test in verdict.failed if complaint else verdict.entry.fails:
-        print(f"{'':{len(marks)}} |     {test}: {verdict.seen[test].message}")
+        print(f"{'':{len(marks)}} |     {test}: {verdict.results[test].message}")
     sys.stdout.flush()
 
 
@@ -115,16 +115,16 @@ def select(bank: list[Entry], tests: dict[str, Tests], options: argparse.Namespa
     return bank
 
 
-def report_file(verdicts: Iterable[Verdict], seed: int) -> int:
+def report_file(judged: Iterable[Verdict], seed: int) -> int:
     """Print a line for each entry of a file and one with the figures; 0 if all were graded, and as `fails` says."""
-    done = []
-    for verdict in verdicts:
-        done.append(verdict)
+    verdicts = []
+    for verdict in judged:
+        verdicts.append(verdict)
         print(verdict.as_json(), flush=True)
-    errors = sum(bool(verdict.error) for verdict in done)
-    complaints = sum(bool(verdict.complaint) for verdict in done)  # those with an error among them
-    lost = sum(bool(verdict.points_lost) for verdict in done)
-    figures = {"entries": len(done), "lose_points": lost, "errors": errors, "complaints": complaints - errors}
+    errors = sum(bool(verdict.error) for verdict in verdicts)
+    complaints = sum(bool(verdict.complaint) for verdict in verdicts)  # those with an error among them
+    lost = sum(bool(verdict.points_lost) for verdict in verdicts)
+    figures = {"entries": len(verdicts), "lose_points": lost, "errors": errors, "complaints": complaints - errors}
     print(json.dumps(figures | {"seed": seed}))
     return bool(complaints)
 

@@ -49,18 +49,18 @@ def figures_of(row: Row) -> dict[str, Any]:
     }
 
 
-def summary(rows: Sequence[dict[str, Any]], done: dict[str, bool], seconds: float) -> dict[str, Any]:
+def summary(rows: Sequence[dict[str, Any]], graded_now: dict[str, bool], seconds: float) -> dict[str, Any]:
     """The figures of this run. Memory is that of one job, graders and ranks together, shared pages once."""
-    mine = [row for row in rows if row["name"] in done]
-    now = [row for row in mine if done[row["name"]]]
+    in_this_run = [row for row in rows if row["name"] in graded_now]
+    now = [row for row in in_this_run if graded_now[row["name"]]]
     return {
-        "submissions": len(mine),
+        "submissions": len(in_this_run),
         "graded": len(now),
-        "kept": len(mine) - len(now),
-        "unreadable": sum(row["unreadable"] for row in mine),
-        "mean_score": round(statistics.fmean([row["score"] for row in mine] or [0]), 1),
-        "max_score": max((row["max_score"] for row in mine), default=0),
-        "look_at_by_hand": sum(row["look_at_by_hand"] for row in mine),
+        "kept": len(in_this_run) - len(now),
+        "unreadable": sum(row["unreadable"] for row in in_this_run),
+        "mean_score": round(statistics.fmean([row["score"] for row in in_this_run] or [0]), 1),
+        "max_score": max((row["max_score"] for row in in_this_run), default=0),
+        "look_at_by_hand": sum(row["look_at_by_hand"] for row in in_this_run),
         "seconds": round(seconds, 1),
         "submissions_per_hour": round(3600 * len(now) / seconds, 1) if now else None,
         "longest_s": max((row["wall_s"] for row in now), default=None),

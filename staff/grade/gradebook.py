@@ -108,12 +108,12 @@ def regions(rows: Sequence[Row], course: Course) -> list[RegionShare]:
     for region in course.regions.values():
         here = [[test for test in row.tests if test["status"] != NOT_GRADED_HERE] for row in rows]
         of_all = [[test for test in tests if test["region"] == region.id] for tests in here]
-        tests = [tests for tests in of_all if tests]
-        if not tests:
+        by_submission = [tests for tests in of_all if tests]
+        if not by_submission:
             continue
-        points = [sum(test["points"] for test in mine) for mine in tests]
-        most = max(sum(test["max_points"] for test in mine) for mine in tests)
-        untried = sum(all(test["status"] == "not attempted" for test in mine) for mine in tests)
+        points = [sum(test["points"] for test in tests) for tests in by_submission]
+        most = max(sum(test["max_points"] for test in tests) for tests in by_submission)
+        untried = sum(all(test["status"] == "not attempted" for test in tests) for tests in by_submission)
         full = sum(got == most for got in points)
         none = sum(got == 0 for got in points) - untried
         some = len(points) - full - none - untried
@@ -123,13 +123,13 @@ def regions(rows: Sequence[Row], course: Course) -> list[RegionShare]:
 
 def mistakes(rows: Iterable[Row]) -> list[Mistake]:
     """Failed tests with equal messages but for numbers, the most frequent first."""
-    found: dict[tuple[str, str], list[tuple[str, dict[str, Any]]]] = {}
+    by_message: dict[tuple[str, str], list[tuple[str, dict[str, Any]]]] = {}
     for row in rows:
         for test in row.tests:
             if test["status"] not in NOT_MISTAKES:
                 kind = NUMBERS.sub("#", SEED.sub("", test["message"]).split("\n")[0])
-                found.setdefault((test["id"], kind), []).append((row.name, test))
-    ordered = sorted(found.values(), key=lambda same: (-len(same), same[0][1]["id"]))
+                by_message.setdefault((test["id"], kind), []).append((row.name, test))
+    ordered = sorted(by_message.values(), key=lambda same: (-len(same), same[0][1]["id"]))
     return [
         Mistake(first["id"], first["region"], SEED.sub("", first["message"]), tuple(name for name, _ in same))
         for same in ordered[:MOST_MISTAKES]

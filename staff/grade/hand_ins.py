@@ -42,8 +42,8 @@ PACKAGES = ("torch", "transformers", "numpy", "pytest")
 def grader_files() -> list[str]:
     """The graders of course.toml, as far as they are there; whole scripts last, since they say the least about why."""
     tasks = load_course().tasks.values()
-    named = [file for task in tasks for file in task.tests] + [file for task in tasks for file in task.whole]
-    return [file for file in dict.fromkeys(named) if (ROOT / file).exists()]
+    files = [file for task in tasks for file in task.tests] + [file for task in tasks for file in task.whole]
+    return [file for file in dict.fromkeys(files) if (ROOT / file).exists()]
 
 
 def hidden_files() -> list[str]:
@@ -121,19 +121,19 @@ class Grading:
         run["seed"] = secrets.randbits(SEED_BITS) if self.seed is None else self.seed
         outcome = run_graded(tree, report, tests=self.files, seed=run["seed"], deadline_s=self.deadline, env=inside)
         try:
-            told = run_apart(read_report.read_report, report, seconds=PAGE_TIME)
+            reported = run_apart(read_report.read_report, report, seconds=PAGE_TIME)
         except Unfinished as error:
-            told = read_report.nothing(f"the graders' report could not be read: {error}")
-        notes = [*run["notes"], *told["notes"]]
+            reported = read_report.nothing(f"the graders' report could not be read: {error}")
+        notes = [*run["notes"], *reported["notes"]]
         if outcome.timed_out:
             notes.append(f"the graders were stopped after {self.deadline:g} s, before the last test")
         elif outcome.exit_code not in (0, 1):
             notes.append(f"the graders did not finish (exit code {outcome.exit_code})")
             run["graders_said"] = texts.printable(outcome.output[-2000:])
         run |= {"peak_pss_mb": outcome.peak_pss_mb, "swept": outcome.swept, "sandbox": outcome.sandbox}
-        run |= {"notes": notes, "output": told["output"], "flags": told["flags"]}
-        seen = {test["id"]: test for test in told["tests"]}
-        return [seen.get(test["id"], test) for test in self.catalogue]
+        run |= {"notes": notes, "output": reported["output"], "flags": reported["flags"]}
+        tests_by_id = {test["id"]: test for test in reported["tests"]}
+        return [tests_by_id.get(test["id"], test) for test in self.catalogue]
 
     def _is_done(self, submission: Submission, mark: str) -> bool:
         try:
@@ -175,9 +175,9 @@ def collect(scratch: Path, files: Sequence[str]) -> Tests:
     path = scratch / "catalogue.json"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--collect-only", "--report", str(path)]
     command += [] if probe()["network"] else ["--no-network"]
-    done = subprocess.run([*command, *files], cwd=ROOT, capture_output=True, text=True)
-    if done.returncode or not path.exists():
-        raise InputError(f"the graders cannot be loaded: {done.stdout[-500:]}{done.stderr[-500:]}")
+    process = subprocess.run([*command, *files], cwd=ROOT, capture_output=True, text=True)
+    if process.returncode or not path.exists():
+        raise InputError(f"the graders cannot be loaded: {process.stdout[-500:]}{process.stderr[-500:]}")
     return json.loads(path.read_text(encoding="utf-8"))["tests"]
 
 

@@ -30,15 +30,15 @@ class Shared:
 
 def measured(folder: Path) -> list[str]:
     """The measurements in the files below a folder, as "key=seconds", sorted; a README's are ours."""
-    found: set[str] = set()
+    measurements: set[str] = set()
     files = sorted(path for path in folder.rglob("*") if path.suffix in (".json", ".md") and path.is_file())
     for path in files[:MOST_FILES]:
         if path.stem.lower() == "readme" or path.stat().st_size > LARGEST_FILE:
             continue
         text = path.read_text(encoding="utf-8", errors="replace")
-        found |= {f"{key}={float(value):.6f}" for key, value in KEYED.findall(text) if is_time(key)}
-        found |= {f"{mean} ± {error}" for mean, error in IN_REPORT.findall(text)}
-    return sorted(found)[:MOST]
+        measurements |= {f"{key}={float(value):.6f}" for key, value in KEYED.findall(text) if is_time(key)}
+        measurements |= {f"{mean} ± {error}" for mean, error in IN_REPORT.findall(text)}
+    return sorted(measurements)[:MOST]
 
 
 def is_time(key: str) -> bool:
@@ -55,5 +55,5 @@ def shared(by_name: Mapping[str, Iterable[str]]) -> list[Shared]:
     for measurement, names in holders.items():
         if len(names) > 1:
             groups.setdefault(tuple(names), []).append(measurement)
-    found = [Shared(names, len(same), min(same)) for names, same in groups.items() if len(same) >= FEWEST]
-    return sorted(found, key=lambda group: (-group.count, group.names))[:MOST_SHARED]
+    large_groups = [Shared(names, len(same), min(same)) for names, same in groups.items() if len(same) >= FEWEST]
+    return sorted(large_groups, key=lambda group: (-group.count, group.names))[:MOST_SHARED]

@@ -28,8 +28,8 @@ def open_into(path: Path, clean: dict[str, bytes], course: Course, folder: Path)
         taken = open_submission(path, folder / "unpacked", course)
         write_tree(clean, taken, folder / "tree")
         times = measured(folder / "unpacked")
-        seen = digest(taken.digest.encode(), "\n".join(times).encode())
-        return Opened(seen, taken.notes, measured=tuple(times))
+        combined_digest = digest(taken.digest.encode(), "\n".join(times).encode())
+        return Opened(combined_digest, taken.notes, measured=tuple(times))
     except Exception as error:  # whatever a hostile zip can cause
         return unreadable(reason(error))
 

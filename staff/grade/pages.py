@@ -27,7 +27,7 @@ WANTED, GOT = "expected ", ", got "
 
 
 @dataclass(frozen=True)
-class Said:
+class MessageParts:
     """A message taken apart: why, where, expected and got, and the rest."""
 
     cause: str
@@ -43,7 +43,7 @@ class Failure:
     sentences of the others, and what the ranks printed in the first that has something of them."""
 
     test: Entry
-    said: Said
+    parts: MessageParts
     need: str
     same: tuple[str, ...]
     max_points: int
@@ -58,7 +58,7 @@ class Failure:
         return messages.in_a_line(self.test)
 
 
-def take_apart(message: str) -> Said:
+def take_apart(message: str) -> MessageParts:
     """Take a grader's message apart; what has no "expected ..., got ..." is a cause and the rest.
 
     In time linear in its length, whatever a hand-in has brought into it.
@@ -68,8 +68,8 @@ def take_apart(message: str) -> Said:
         if parts := expected_and_got(line):
             where, expected, got, why = parts
             cause = "\n".join([*lines[:number], *filter(None, [why])])
-            return Said(cause, where.strip(" :;,"), expected, got, rest="\n".join(lines[number + 1 :]))
-    return Said(lines[0], rest="\n".join(lines[1:]))
+            return MessageParts(cause, where.strip(" :;,"), expected, got, rest="\n".join(lines[number + 1 :]))
+    return MessageParts(lines[0], rest="\n".join(lines[1:]))
 
 
 def expected_and_got(line: str) -> tuple[str, str, str, str] | None:
@@ -156,14 +156,14 @@ def _region(row: Row, course: Course, region: Any) -> dict[str, Any]:
 
 def failures(tests: Sequence[Entry], output: Mapping[str, list[dict[str, Any]]]) -> list[Failure]:
     """The failed tests of one region as in the terminal: by reason, the most telling reason first."""
-    found = []
+    all_failures = []
     for group in messages.by_reason(filter(messages.tells, tests)):
-        need, seen = messages.waits_for(group[0])
+        need, message = messages.waits_for(group[0])
         printed = next(filter(None, (ranks_alike(output.get(test.id, [])) for test in group)), [])
         points = sum(test.max_points for test in group)
         same = tuple(sentence(test.id) for test in group[1:])
-        found.append(Failure(group[0], take_apart(seen), need, same, points, printed))
-    return found
+        all_failures.append(Failure(group[0], take_apart(message), need, same, points, printed))
+    return all_failures
 
 
 def entries(row: Row) -> list[Entry]:

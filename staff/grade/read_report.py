@@ -25,13 +25,13 @@ def read_report(path: Path) -> dict[str, Any]:
     if path.stat().st_size > LARGEST_REPORT:
         return nothing(f"the graders' report is too large ({path.stat().st_size >> 20} MiB) and was not read")
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
+        report = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         return nothing(f"the graders' report cannot be read: {type(error).__name__}")
     most = texts.MOST_RANKS
     return {
-        "tests": [test | {"message": texts.message(test["message"])} for test in told["tests"]],
-        "output": {id: [texts.output(rank) for rank in ranks[:most]] for id, ranks in told["output"].items()},
-        "flags": [texts.flag(row) for row in told.get("flags", [])[: texts.MOST_FLAGS]],
-        "notes": texts.notes(told.get("warnings", [])),
+        "tests": [test | {"message": texts.message(test["message"])} for test in report["tests"]],
+        "output": {id: [texts.output(rank) for rank in ranks[:most]] for id, ranks in report["output"].items()},
+        "flags": [texts.flag(row) for row in report.get("flags", [])[: texts.MOST_FLAGS]],
+        "notes": texts.notes(report.get("warnings", [])),
     }

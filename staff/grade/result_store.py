@@ -79,17 +79,17 @@ def at_work(out: Path, part: str = "") -> Iterator[Path]:
     with contextlib.ExitStack() as locks:
         whole = locks.enter_context(open(out / ".grading", "a+"))
         _lock(whole, fcntl.LOCK_SH if part else fcntl.LOCK_EX, out)
-        mine = locks.enter_context(open(out / f".grading.{part}", "a+")) if part else whole
+        lock_file = locks.enter_context(open(out / f".grading.{part}", "a+")) if part else whole
         if part:
-            _lock(mine, fcntl.LOCK_EX, out)
-        mine.seek(0)
-        _remove_scratch(mine.read())
+            _lock(lock_file, fcntl.LOCK_EX, out)
+        lock_file.seek(0)
+        _remove_scratch(lock_file.read())
         scratch = tempfile.mkdtemp(prefix=PREFIX)
         os.chmod(scratch, 0o711)  # the sandbox's folders are in here, and their users must get to them
         try:
-            mine.truncate(0)
-            mine.write(scratch)
-            mine.flush()
+            lock_file.truncate(0)
+            lock_file.write(scratch)
+            lock_file.flush()
             yield Path(scratch)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)

@@ -101,35 +101,35 @@ def open_submission(path: Path, scratch: Path, course: Course) -> Taken:
     notes = unpack(path, scratch)
     taken = choose(scratch, course)
     if not taken.files:
-        wanted = ", ".join(f"{task.submitted_as} or {task.folder}" for task in list(course.tasks.values())[:2])
-        raise InputError(f"expected the folders of the course ({wanted}, ...), got none; put them into the zip")
+        folders = ", ".join(f"{task.submitted_as} or {task.folder}" for task in list(course.tasks.values())[:2])
+        raise InputError(f"expected the folders of the course ({folders}, ...), got none; put them into the zip")
     return Taken(taken.files, notes + taken.notes)
 
 
 def choose(folder: Path, course: Course) -> Taken:
     """The files of a folder that course.toml lets a student change, under our names."""
-    seen = sorted(path.relative_to(folder).parts for path in folder.rglob("*") if path.is_file())
-    base = _base(seen, course)
-    ours = {name: task.folder for task in course.tasks.values() for name in (task.folder, task.submitted_as)}
-    found: dict[str, Path] = {}
+    paths = sorted(path.relative_to(folder).parts for path in folder.rglob("*") if path.is_file())
+    base = _base(paths, course)
+    our_names = {name: task.folder for task in course.tasks.values() for name in (task.folder, task.submitted_as)}
+    files: dict[str, Path] = {}
     notes = []
-    for parts in seen:
+    for parts in paths:
         top, *rest = parts[len(base) :] if parts[: len(base)] == base else [""]
-        name = "/".join([ours.get(top.lower(), top), *rest])
-        if name in found:
+        name = "/".join([our_names.get(top.lower(), top), *rest])
+        if name in files:
             notes.append(f"{'/'.join(parts)} was ignored because {name} was also submitted")
         elif rest and course.may_student_change(name):
-            found[name] = folder.joinpath(*parts)
-    return Taken(found, notes)
+            files[name] = folder.joinpath(*parts)
+    return Taken(files, notes)
 
 
-def _base(seen: Iterable[tuple[str, ...]], course: Course) -> tuple[str, ...]:
+def _base(paths: Iterable[tuple[str, ...]], course: Course) -> tuple[str, ...]:
     """The folder in which most of the course's folders lie: a zip often holds one folder that holds them all."""
-    known = {name for task in course.tasks.values() for name in (task.folder, task.submitted_as)} | {"common"}
+    course_folders = {name for task in course.tasks.values() for name in (task.folder, task.submitted_as)} | {"common"}
     inside: dict[tuple[str, ...], set[str]] = {}
-    for parts in seen:
+    for parts in paths:
         for depth, part in enumerate(parts[:-1]):
-            if part in known or part.lower() in known:
+            if part in course_folders or part.lower() in course_folders:
                 inside.setdefault(parts[:depth], set()).add(part)
     return max(inside, key=lambda base: (len(inside[base]), -len(base), base), default=())
 

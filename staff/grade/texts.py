@@ -30,8 +30,8 @@ def message(text: str, most: int = LONGEST_MESSAGE) -> str:
 
 def notes(texts: Sequence[str]) -> list[str]:
     """The notes of one hand-in: not too many, and none too long."""
-    kept = [message(text, LONGEST_NOTE) for text in texts[:MOST_NOTES]]
-    return kept if len(texts) <= MOST_NOTES else [*kept[:-1], f"{len(texts) - MOST_NOTES + 1} more notes"]
+    clipped = [message(text, LONGEST_NOTE) for text in texts[:MOST_NOTES]]
+    return clipped if len(texts) <= MOST_NOTES else [*clipped[:-1], f"{len(texts) - MOST_NOTES + 1} more notes"]
 
 
 def flag(row: dict[str, Any]) -> dict[str, Any]:

@@ -205,12 +205,12 @@ def _identity(status: os.stat_result) -> tuple[int, int]:
 
 def _walk(path: Path, taker: _Taker) -> Iterator[Path]:
     """Every file below a folder that is not hidden; no link is followed."""
-    seen = 0
+    count = 0
     for where, folders, names in os.walk(path):
         folders[:] = sorted(name for name in folders if name not in LEFT_OUT and not name.startswith("."))
         linked = [name for name in folders if Path(where, name).is_symlink()]
         for name in [*linked, *sorted(names)]:
-            seen += 1
-            if seen > MOST_ENTRIES:
+            count += 1
+            if count > MOST_ENTRIES:
                 raise taker.refuse(f"at most {MOST_ENTRIES:,} entries", "more")
             yield Path(where, name)

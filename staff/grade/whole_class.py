@@ -36,7 +36,7 @@ def grade_all(grading: Grading, submissions: Sequence[Submission], jobs: int) ->
 
     A submission that our own graders fail on is left out; stderr says so.
     """
-    done: dict[str, bool] = {}
+    graded_now: dict[str, bool] = {}
     shares = iter(processors_of_jobs(sorted(os.sched_getaffinity(0)), jobs))
 
     def begin() -> None:
@@ -50,15 +50,15 @@ def grade_all(grading: Grading, submissions: Sequence[Submission], jobs: int) ->
                 if error := future.exception():
                     print(f"{name}: not graded: {type(error).__name__}: {error}", file=sys.stderr)
                     continue
-                done[name] = future.result()
+                graded_now[name] = future.result()
                 with contextlib.suppress(Exception):  # to tell of it must not cost the others anything
-                    tell(grading, name, done[name], f"{len(done)}/{len(submissions)}")
+                    tell(grading, name, graded_now[name], f"{len(graded_now)}/{len(submissions)}")
         except BaseException:
             grading.stop.set()
             pool.shutdown(wait=False, cancel_futures=True)
             kill_all(lambda: descendants(os.getpid(), set()))  # or Ctrl-C would wait for every deadline
             raise
-    return done
+    return graded_now
 
 
 def processors_of_jobs(processors: Sequence[int], jobs: int) -> list[set[int]]:
@@ -95,14 +95,14 @@ def share(submissions: Sequence[Submission], part: str) -> list[Submission]:
 def main(argv: Sequence[str] | None = None) -> None:
     options = _options(argv)
     submissions = name_all(options.submissions)
-    mine = share(submissions, options.part)
+    to_grade = share(submissions, options.part)
     start = time.monotonic()
     with result_store.at_work(options.out, options.part.replace("/", "-of-")) as scratch:
         tests = options.tests or grader_files() + (hidden_files() if options.hidden else [])
         grading = Grading.prepare(options.out, scratch, tests, seed=options.seed, deadline=options.deadline)
         print("".join(f"{line}\n" for line in not_graded_here(grading.catalogue)), end="", flush=True)
-        done = grade_all(grading, mine, options.jobs)
-        failed = {submission.name for submission in mine} - set(done)
+        graded_now = grade_all(grading, to_grade, options.jobs)
+        failed = {submission.name for submission in to_grade} - set(graded_now)
         names = [submission.name for submission in submissions if submission.name not in failed]
         footer = f"Sandbox: {json.dumps(grading.sandbox)}"
         try:
@@ -111,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             raise InputError(
                 f"{options.out}/gradebook.csv could not be written: {error}; run the command again"
             ) from None
-    figures = summary(rows, done, time.monotonic() - start) | {"not_graded": len(failed), "class": len(rows)}
+    figures = summary(rows, graded_now, time.monotonic() - start) | {"not_graded": len(failed), "class": len(rows)}
     print(f"{len(rows)} of {len(submissions)} graded: {options.out / 'index.html'}, {options.out / 'gradebook.csv'}")
     print(json.dumps(figures))
     sys.exit(1 if failed else 0)

@@ -57,9 +57,9 @@ def _texts(row: Row, course: Course) -> Iterator[tuple[Entry, str]]:
     """All tests with what each says, region by region; hidden tests apart from visible ones."""
     tests = entries(row)
     for region in course.in_order_of_needs():
-        for seen in VISIBILITIES:
-            mine = [test for test in tests if test.region == region and visibility(test.id, course) == seen]
-            yield from _of_region(mine, course.regions[region].hints[0], row.run["output"])
+        for kind in VISIBILITIES:
+            tests_of_kind = [test for test in tests if test.region == region and visibility(test.id, course) == kind]
+            yield from _of_region(tests_of_kind, course.regions[region].hints[0], row.run["output"])
 
 
 def _of_region(tests: list[Entry], hint: str, output: Mapping[str, Any]) -> Iterator[tuple[Entry, str]]:
@@ -119,11 +119,11 @@ def late_days(path: Path) -> int | None:
     Of a group's several due dates the latest does.
     """
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
-        created = datetime.fromisoformat(told["created_at"])
-        assignments = [user.get("assignment") or {} for user in told.get("users") or []]
-        dates = [mine["due_date"] for mine in [told["assignment"], *assignments] if mine.get("due_date")]
-        due = max(datetime.fromisoformat(date) for date in dates)
+        metadata = json.loads(path.read_text(encoding="utf-8"))
+        created = datetime.fromisoformat(metadata["created_at"])
+        assignments = [metadata["assignment"], *(user.get("assignment") or {} for user in metadata.get("users") or [])]
+        dates = [assignment["due_date"] for assignment in assignments if assignment.get("due_date")]
+        due_date = max(datetime.fromisoformat(date) for date in dates)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # no metadata (a local try), or none that can be read: nobody is called late for it
-    return max(0, math.ceil((created - due) / timedelta(days=1)))
+    return max(0, math.ceil((created - due_date) / timedelta(days=1)))

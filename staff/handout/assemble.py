@@ -39,7 +39,7 @@ class Handout:
     files: dict[str, bytes]
     regions: list[Region]
     problems: list[str]
-    given: list[str]  # ids in the files that the course does not have: they are given out solved
+    given_solved: list[str]  # ids in the files that the course does not have: they are given out solved
 
 
 def assemble(root: Path, solved: Collection[str] = ()) -> Handout:
@@ -52,16 +52,16 @@ def assemble(root: Path, solved: Collection[str] = ()) -> Handout:
     if unknown := set(solved) - set(course.regions):
         raise InputError(f"solved: region {min(unknown)} is not in course.toml")
     files: dict[str, bytes] = {}
-    found: list[Region] = []
+    all_regions: list[Region] = []
     for source, name in _names(root, course).items():
         content = (root / source).read_bytes()
         if source.endswith(".py"):
-            found += find_regions(content.decode(), source)
+            all_regions += find_regions(content.decode(), source)
         elif source.endswith("README.md"):
             content = with_points(content.decode(), course).encode()
         files[name] = for_students(content, source, course, solved)
-    given = list(dict.fromkeys(region.id for region in found if region.id not in course.regions))
-    regions = [region for region in found if region.id not in {*solved, *given}]
+    given_solved = list(dict.fromkeys(region.id for region in all_regions if region.id not in course.regions))
+    regions = [region for region in all_regions if region.id not in {*solved, *given_solved}]
     problems = _misplaced(course, regions, files, solved)
     graded = {test.region for test in graded_tests(root, course).values()}
     problems += [
@@ -70,7 +70,7 @@ def assemble(root: Path, solved: Collection[str] = ()) -> Handout:
         if id not in graded
     ]
     problems += find_leaks(files, regions, course)
-    return Handout(files, regions, problems, given)
+    return Handout(files, regions, problems, given_solved)
 
 
 def _names(root: Path, course: Course) -> dict[str, str]:
@@ -91,11 +91,11 @@ def _misplaced(course: Course, regions: list[Region], files: dict[str, bytes], s
         for pattern in closed
         if fnmatch.fnmatchcase(name, pattern)
     ]
-    found = {(region.id, region.file) for region in regions}
+    places = {(region.id, region.file) for region in regions}
     problems += [
         f"{row.file}: course.toml places region {row.id} here, but the file does not contain it; fix one of them"
         for row in course.regions.values()
-        if row.id not in solved and (row.id, row.file) not in found
+        if row.id not in solved and (row.id, row.file) not in places
     ]
     return problems
 
@@ -193,7 +193,7 @@ def main() -> None:
         "bytes": sum(map(len, handout.files.values())),
         "sha256": hashlib.sha256(archive.read_bytes()).hexdigest(),
     }
-    if handout.given:
-        print(f"given out solved, since course.toml does not have them: {', '.join(handout.given)}")
+    if handout.given_solved:
+        print(f"given out solved, since course.toml does not have them: {', '.join(handout.given_solved)}")
     print(f"{arguments.out} and {archive.name}: {summary['files']} files, {summary['regions']} regions to solve")
     print(json.dumps(summary))

@@ -44,15 +44,15 @@ class Formula(NamedTuple):
     def values(self, order: tuple[int, ...]) -> tuple[str, ...]:
         """Return its values at the trials, with the variables in this order; nine digits, "" where there is none."""
         draw = random.Random(len(order))
-        found = []
+        values = []
         for _ in range(TRIALS):
             drawn = [float(draw.choice(SAMPLES)) for _ in order]
             names = {f"v{place}": drawn[position] for place, position in enumerate(order)}
             try:
-                found.append(f"{eval(self.code, dict(_CALLS), names) + 0.0:.9g}")
+                values.append(f"{eval(self.code, dict(_CALLS), names) + 0.0:.9g}")
             except (ArithmeticError, ValueError):  # a division by zero, a number that is too large
-                found.append("")
-        return tuple(found)
+                values.append("")
+        return tuple(values)
 
 
 def leaked_formulas(texts: Mapping[str, str], regions: Iterable[Region]) -> list[str]:
@@ -64,21 +64,21 @@ def leaked_formulas(texts: Mapping[str, str], regions: Iterable[Region]) -> list
                 values = formula.values(order)
                 if len(set(values) - {""}) > DIFFERENT_VALUES:
                     secrets.setdefault(values, region.id)
-    found = {}
+    leaks = {}
     for name, text in texts.items():
         lines = text.split("\n")
         for values, line in values_in(text) if name.endswith(".py") else ():
             if id := secrets.get(values):
                 where = f"{name}:{line}"
-                found[where, id] = f"{where}: the formula of solution {id} is computed here: {lines[line - 1].strip()}"
-    return list(found.values())
+                leaks[where, id] = f"{where}: the formula of solution {id} is computed here: {lines[line - 1].strip()}"
+    return list(leaks.values())
 
 
 @functools.lru_cache(maxsize=1024)  # several handouts of nearly the same files may be made, one after the other
 def values_in(code: str) -> list[tuple[tuple[str, ...], int]]:
     """The values and the line of every formula in some code."""
-    found = formulas(code, every=True)
-    return [(formula.values(tuple(range(formula.variables))), formula.line) for formula in found]
+    every_formula = formulas(code, every=True)
+    return [(formula.values(tuple(range(formula.variables))), formula.line) for formula in every_formula]
 
 
 def formulas(code: str, every: bool = False) -> list[Formula]:
@@ -87,15 +87,15 @@ def formulas(code: str, every: bool = False) -> list[Formula]:
         tree = ast.parse(code)
     except SyntaxError:
         return []  # reported as code that does not compile
-    found, scopes = [], list[ast.AST]([tree])
+    candidates, scopes = [], list[ast.AST]([tree])
     for scope in scopes:
         nodes = _within(scope)
         scopes += [node for node in nodes if isinstance(node, ast.FunctionDef)]
         once = _assigned_once(nodes)
-        made = [node for node in nodes if isinstance(node, ast.expr) and _is_arithmetic(node)]
-        parts = set() if every else {child for node in made for child in ast.iter_child_nodes(node)}
-        found += [_formula(node, names) for node in made if node not in parts for names in ({}, once)]
-    return [formula for formula in found if formula]
+        expressions = [node for node in nodes if isinstance(node, ast.expr) and _is_arithmetic(node)]
+        parts = set() if every else {child for node in expressions for child in ast.iter_child_nodes(node)}
+        candidates += [_formula(node, names) for node in expressions if node not in parts for names in ({}, once)]
+    return [formula for formula in candidates if formula]
 
 
 def _formula(node: ast.expr, once: Mapping[str, ast.expr]) -> Formula | None:

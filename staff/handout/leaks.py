@@ -76,14 +76,14 @@ def solution_lines(body: str) -> list[list[str]]:
         elif token.type != tokenize.COMMENT and token.string.strip():
             lines.setdefault(token.start[0], []).append(token)
             statements[-1].append(token)
-    found = []
+    token_lines = []
     for tokens in [*lines.values(), *statements]:
         names = {token.string for token in tokens if token.type == tokenize.NAME} - _NO_NAMES
         words = [token.string for token in tokens]
         if len(names) >= _NAMES_OF_A_SECRET and words[-1] not in _OPENING:
             pairs = zip(words, [*words[1:], ""], strict=True)
-            found.append([word for word, after in pairs if (word, after) not in _LAST_COMMA])
-    return found
+            token_lines.append([word for word, after in pairs if (word, after) not in _LAST_COMMA])
+    return token_lines
 
 
 def _squeezed(line: str) -> str:
@@ -163,5 +163,5 @@ def _sections(markdown: str) -> list[str]:
 
 
 def _has_steps(section: str, id: str) -> bool:
-    named = re.search(rf"(?<![\w.]){re.escape(id)}(?!\w|\.\d)", section)
-    return bool(named) and any(_STEP.match(line) for line in section.split("\n"))
+    mention = re.search(rf"(?<![\w.]){re.escape(id)}(?!\w|\.\d)", section)
+    return bool(mention) and any(_STEP.match(line) for line in section.split("\n"))

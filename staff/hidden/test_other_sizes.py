@@ -55,11 +55,11 @@ def test_five_and_six_workers_get_equally_many_batches(grade):
     for length, total, workers in LOADS:
         values = loaders.loaders(grade, length, total, workers)
         counts = [len(value["batches"]) for value in values]
-        seen = Counter(example for value in values for batch in value["batches"] for example in batch)
+        times_used = Counter(example for value in values for batch in value["batches"] for example in batch)
         what = f"{length} examples, total batch {total}, {workers} workers"
         if len(set(counts)) > 1 or not counts[0]:
             grade.fail(f"{what}: expected the same number of batches on all ranks, got {counts}")
-        if max(seen.values()) > 1:
+        if max(times_used.values()) > 1:
             grade.fail(f"{what}: an example is on two ranks")
 
 

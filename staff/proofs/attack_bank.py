@@ -67,14 +67,14 @@ def load(names: Iterable[str] = (), folder: Path = BANKS / "attacks") -> list[At
     Raises:
         InputError: what is no entry, and a name that the bank does not have.
     """
-    found = [attack for path in sorted(folder.glob("*.toml")) for attack in _read(path)]
-    known = [attack.name for attack in found]
-    wanted = set(names)
-    if unknown := wanted - set(known):
-        raise InputError(f"expected attacks of the bank, got {min(unknown)!r}; it has {', '.join(known)}")
-    if twice := {name for name in known if known.count(name) > 1}:
+    attacks = [attack for path in sorted(folder.glob("*.toml")) for attack in _read(path)]
+    bank_names = [attack.name for attack in attacks]
+    requested = set(names)
+    if unknown := requested - set(bank_names):
+        raise InputError(f"expected attacks of the bank, got {min(unknown)!r}; it has {', '.join(bank_names)}")
+    if twice := {name for name in bank_names if bank_names.count(name) > 1}:
         raise InputError(f"{folder.name}: expected every name once, got {min(twice)!r} twice; rename one")
-    return [attack for attack in found if not wanted or attack.name in wanted]
+    return [attack for attack in attacks if not requested or attack.name in requested]
 
 
 def _read(path: Path) -> list[Attack]:

@@ -48,9 +48,9 @@ class Gain:
         return bool(self.points or self.secret or self.running or self.harm)
 
     def __str__(self) -> str:
-        found = [f"{self.points} points"] * bool(self.points) + [f"a secret ({self.secret})"] * bool(self.secret)
-        found += [f"{self.running} left running"] * bool(self.running) + [self.harm] * bool(self.harm)
-        return " and ".join(found) or "nothing"
+        gains = [f"{self.points} points"] * bool(self.points) + [f"a secret ({self.secret})"] * bool(self.secret)
+        gains += [f"{self.running} left running"] * bool(self.running) + [self.harm] * bool(self.harm)
+        return " and ".join(gains) or "nothing"
 
 
 class Surroundings:
@@ -60,7 +60,7 @@ class Surroundings:
         self.work, self.word, self.taken = work, secrets.token_hex(12), f"taken-{secrets.token_hex(8)}"
         self.name = f"cos-{secrets.token_hex(5)}"[:NAME_LENGTH]
         self.key = random.randrange(1 << 20, 1 << 30)
-        self.heard = b""
+        self.received = b""
         os.chmod(work, 0o755)
         self.other, self.open = work / "other", work / "open"
         self.other.mkdir()
@@ -102,11 +102,11 @@ class Surroundings:
         with contextlib.suppress(OSError):
             while True:
                 if server.type == socket.SOCK_DGRAM:
-                    self.heard += server.recv(1000)
+                    self.received += server.recv(1000)
                 else:
                     connection, _ = server.accept()
                     with connection:
-                        self.heard += connection.recv(1000)
+                        self.received += connection.recv(1000)
 
     def close(self) -> None:
         for server in self.sockets:
@@ -129,20 +129,20 @@ class Surroundings:
 
     def traces(self) -> str:
         """What was left on the machine, in words; it is removed."""
-        found = []
+        traces = []
         if (self.other / "report.json").read_text() != "{}":
-            found.append("another's report was written")
+            traces.append("another's report was written")
         for path in (self.open / "left", Path("/dev/shm", self.name)):
             if path.exists():
                 path.unlink()
-                found.append(f"a file was left in {path.parent.name}")
+                traces.append(f"a file was left in {path.parent.name}")
         with contextlib.suppress(OSError):
             rows = Path("/proc/sysvipc/shm").read_text().splitlines()[1:]
             for row in (row.split() for row in rows):
                 if int(row[0]) & 0xFFFFFFFF == self.key:
                     ctypes.CDLL(None).shmctl(int(row[1]), REMOVE, None)
-                    found.append("shared memory was left")
-        return ", ".join(found)
+                    traces.append("shared memory was left")
+        return ", ".join(traces)
 
 
 @contextlib.contextmanager
@@ -179,7 +179,7 @@ def judge(attack: Attack, around: Surroundings, outcome: Outcome) -> Gain:
     except (ValueError, KeyError, TypeError):
         tests = {}
     points = sum(test["points"] for name, test in tests.items() if name == attack.test and test["status"] == "passed")
-    secret = "told a listener" if around.word.encode() in around.heard else ""
+    secret = "told a listener" if around.word.encode() in around.received else ""
     words = [around.word, os.environ["PLATFORM_TOKEN"], *(first_line(ROOT / file) for file in SECRET_FILES)]
     if any(word in text.replace('\\"', '"') for word in words):
         secret = "in the report"

@@ -46,7 +46,7 @@ class Test(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Seen:
+class Result:
     """What a test said: passed, failed or skipped; the message of the first of its cases that failed."""
 
     outcome: str
@@ -58,7 +58,7 @@ class Graded:
     """What the tests said about one tree, by name, and their status in the report; the points lost by region; and the
     warnings, which cost nothing."""
 
-    seen: dict[str, Seen] = field(default_factory=dict)
+    results: dict[str, Result] = field(default_factory=dict)
     statuses: dict[str, str] = field(default_factory=dict)
     points_lost: dict[str, int] = field(default_factory=dict)
     warned: list[str] = field(default_factory=list)
@@ -74,12 +74,12 @@ class OneRun:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         name = function_of(report.nodeid)
-        seen = self.graded.seen
-        known = seen.get(name, Seen("passed"))
-        if report.outcome != "passed" and known.outcome != "failed":
-            seen[name] = Seen(report.outcome, _message(report.longrepr))
+        results = self.graded.results
+        result = results.get(name, Result("passed"))
+        if report.outcome != "passed" and result.outcome != "failed":
+            results[name] = Result(report.outcome, _message(report.longrepr))
         elif report.when == "call":
-            seen.setdefault(name, Seen("passed"))
+            results.setdefault(name, Result("passed"))
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if grader := session.config.pluginmanager.get_plugin("grader.plugin"):
@@ -96,7 +96,7 @@ class OneRun:
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
-            self.graded.seen[report.nodeid] = Seen("failed", _message(report.longrepr))
+            self.graded.results[report.nodeid] = Result("failed", _message(report.longrepr))
 
 
 def function_of(nodeid: str) -> str:

@@ -124,8 +124,8 @@ def as_handed_in(files: Path, target: Path) -> None:
         files.rename(target)
         return
     packed = {path.relative_to(files).as_posix(): path.read_bytes() for path in files.rglob("*") if path.is_file()}
-    named = {name.replace("LONG", LONG): content for name, content in packed.items()}
-    many = {name.replace("MANY", str(number)): named[name] for name in named for number in range(MANY)}
+    renamed = {name.replace("LONG", LONG): content for name, content in packed.items()}
+    many = {name.replace("MANY", str(number)): renamed[name] for name in renamed for number in range(MANY)}
     write_zip(many, target)
 
 
@@ -137,10 +137,10 @@ def command(paths: Iterable[Path], out: Path, tests: Sequence[str]) -> list[str]
 def grade(paths: Iterable[Path], out: Path, tests: Sequence[str]) -> dict[str, Any]:
     """Grade a class on a terminal that knows few characters. Returns the last line of what staff.grade prints."""
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}
-    done = subprocess.run(command(paths, out, tests), cwd=ROOT, env=environment, capture_output=True, text=True)
-    if done.returncode:
-        raise InputError(f"staff.grade ended with code {done.returncode}: {done.stderr[-1000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
+    process = subprocess.run(command(paths, out, tests), cwd=ROOT, env=environment, capture_output=True, text=True)
+    if process.returncode:
+        raise InputError(f"staff.grade ended with code {process.returncode}: {process.stderr[-1000:]}")
+    return json.loads(process.stdout.splitlines()[-1])
 
 
 def points(out: Path, name: str) -> dict[str, int]:
@@ -151,20 +151,20 @@ def points(out: Path, name: str) -> dict[str, int]:
 def harm(out: Path, alone: Path, honest: Sequence[str], count: int) -> list[str]:
     """What can be seen in the files of a class of `count` hand-ins; in `alone` the honest ones were graded before."""
     rows = list(csv.DictReader((out / "gradebook.csv").read_text(encoding="utf-8").splitlines()))
-    found = [] if len(rows) == count else [f"{len(rows)} rows in the grade book, expected {count}"]
+    problems = [] if len(rows) == count else [f"{len(rows)} rows in the grade book, expected {count}"]
     for name in honest:
         got, expected = points(out, name), points(alone, name)
         other = [f"{test}: expected {n}, got {got.get(test)}" for test, n in expected.items() if got.get(test) != n]
-        found += [f"{name} was graded otherwise than alone: {'; '.join(other)}"] * bool(other)
+        problems += [f"{name} was graded otherwise than alone: {'; '.join(other)}"] * bool(other)
     solution = result_store.read(out, "all").report
-    found += ["the solution lacks points"] * (solution["score"] < solution["max_score"])
+    problems += ["the solution lacks points"] * (solution["score"] < solution["max_score"])
     long = any(len(cell) > LONGEST_CELL for row in rows for cell in row.values())
-    found += ["a cell that no spreadsheet reads"] * long
+    problems += ["a cell that no spreadsheet reads"] * long
     for name in {row["submission"] for row in rows} - set(honest):
         row = result_store.read(out, name)
-        found += [f"{name} has points for {TARGET}"] * any(t["points"] for t in row.tests if t["id"] == TARGET)
-        found += [f"{name} took {row.run['peak_pss_mb']} MiB"] * ((row.run["peak_pss_mb"] or 0) > MOST_MEMORY)
-    return found
+        problems += [f"{name} has points for {TARGET}"] * any(t["points"] for t in row.tests if t["id"] == TARGET)
+        problems += [f"{name} took {row.run['peak_pss_mb']} MiB"] * ((row.run["peak_pss_mb"] or 0) > MOST_MEMORY)
+    return problems
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -184,15 +184,15 @@ def main(argv: Sequence[str] | None = None) -> None:
         count = len(good) + harmful(folder, list(TEXTS)) + attackers(folder / "attacks", around)
         hand_ins = [path for path in folder.iterdir() if path.name != "attacks"]
         grade(hand_ins + sorted(folder.glob("attacks/*/*")), options.out, tests)
-        seen = harm(options.out, alone, good, count) + [around.traces()] * bool(around.traces())
+        problems = harm(options.out, alone, good, count) + [around.traces()] * bool(around.traces())
         texts = [path.read_text(errors="replace") for path in options.out.rglob("*") if path.is_file()]
         words = {around.word: "a secret", around.taken: "more than allowed"}
-        seen += [what for word, what in words.items() if any(word in text for text in texts)]
-        if left := around.left_running():
-            seen.append(f"{left} processes left")
-    as_alone = sum(not any(line.startswith(f"{name} was graded") for line in seen) for name in good)
-    print(json.dumps({"submissions": count, "honest": len(good), "as_alone": as_alone, "harm": seen}))
-    sys.exit(bool(seen))
+        problems += [what for word, what in words.items() if any(word in text for text in texts)]
+        if running := around.left_running():
+            problems.append(f"{running} processes left")
+    as_alone = sum(not any(line.startswith(f"{name} was graded") for line in problems) for name in good)
+    print(json.dumps({"submissions": count, "honest": len(good), "as_alone": as_alone, "harm": problems}))
+    sys.exit(bool(problems))
 
 
 if __name__ == "__main__":

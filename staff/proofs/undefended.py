@@ -83,22 +83,22 @@ def _run_here(probe: str, world_size: int, arguments: dict[str, Any], **options:
     from grader.inside.context import Context
 
     Context.join = lambda *_: None  # type: ignore[assignment, method-assign]
-    tree, found = str(options["tree"]), []
+    tree, results = str(options["tree"]), []
     sys.path.insert(0, tree)
     for rank in range(world_size):
         job = {"probe": probe, "arguments": arguments, "tree": tree}
         packed = values.pack(one_run.rank_job(job, rank) | {"world_size": world_size})
         header, body = values.LENGTHS.unpack_from(packed)
         start = values.LENGTHS.size
-        told = values.unpack(packed[start : start + header], packed[-body:] if body else b"", values.to_tensor)
+        own_job = values.unpack(packed[start : start + header], packed[-body:] if body else b"", values.to_tensor)
         try:
-            value = zygote.find_function(probe)(Context(NoWire(), told))  # type: ignore[arg-type]
-            found.append(RankResult(rank, "returned", value))
+            value = zygote.find_function(probe)(Context(NoWire(), own_job))  # type: ignore[arg-type]
+            results.append(RankResult(rank, "returned", value))
         except pytest.exit.Exception:
             raise
         except Exception as error:
-            found.append(RankResult(rank, "raised", error=Failure(type(error).__name__, str(error))))
-    return Result(found, None, [], 0.0)
+            results.append(RankResult(rank, "raised", error=Failure(type(error).__name__, str(error))))
+    return Result(results, None, [], 0.0)
 
 
 def _pickles() -> None:
@@ -116,9 +116,9 @@ def _everyone_knows_all() -> None:
     own = one_run.rank_job
 
     def all_jobs(job: dict, rank: int) -> dict:
-        told = own(job, rank)
-        told["arguments"]["all"] = job["arguments"].get("each", [])
-        return told
+        rank_job = own(job, rank)
+        rank_job["arguments"]["all"] = job["arguments"].get("each", [])
+        return rank_job
 
     replace(one_run, "rank_job", all_jobs)
 

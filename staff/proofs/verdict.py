@@ -12,7 +12,7 @@ from common.errors import InputError
 from course.table import load_course
 from staff.grade.submissions import clean_files, write_files
 from staff.proofs.bank import Entry, apply, copy_tree
-from staff.proofs.grading_pool import Seen, Test, grade, tree_folder, worker_processes
+from staff.proofs.grading_pool import Result, Test, grade, tree_folder, worker_processes
 
 LONGEST_ERROR = 500  # characters
 COPIES = "copies"  # stands for the test of a file's copies; graders have names that begin with test_
@@ -27,7 +27,7 @@ class Verdict:
     """What the graders said to one entry, with inputs drawn from `seed`; `error` says why it was not graded."""
 
     entry: Entry
-    seen: dict[str, Seen]
+    results: dict[str, Result]
     seed: int = 0
     points_lost: dict[str, int] = field(default_factory=dict)
     warned: list[str] = field(default_factory=list)
@@ -35,7 +35,7 @@ class Verdict:
 
     @property
     def failed(self) -> list[str]:
-        return [test for test, seen in self.seen.items() if seen.outcome == "failed"]
+        return [test for test, result in self.results.items() if result.outcome == "failed"]
 
     @property
     def complaint(self) -> str:
@@ -43,27 +43,28 @@ class Verdict:
         if self.error:
             return f"not graded: {self.error}"
         if self.entry.kind == "variants":
-            accepted = bool(self.seen) and all(seen.outcome == "passed" for seen in self.seen.values())
+            accepted = bool(self.results) and all(result.outcome == "passed" for result in self.results.values())
             return "" if accepted else "not accepted"
         if missing := [test for test in self.entry.fails if test not in self.failed]:
             return f"{'caught, but not' if self.failed else 'not caught'} by {', '.join(missing)}"
-        if broken := [test for test in self.failed if not STUDENTS.match(self.seen[test].message)]:
+        if broken := [test for test in self.failed if not STUDENTS.match(self.results[test].message)]:
             return f"the grader itself fails in {', '.join(broken)}"
-        said = {test: self.seen[test].message.lower() for test in self.entry.fails}
-        unsaid = [word for test, words in self.entry.fails.items() for word in words if word.lower() not in said[test]]
+        texts = {test: self.results[test].message.lower() for test in self.entry.fails}
+        unsaid = [word for test, words in self.entry.fails.items() for word in words if word.lower() not in texts[test]]
         return f"caught, but the message does not say {', '.join(map(repr, unsaid))}" if unsaid else ""
 
     @property
     def row(self) -> tuple:
         """Two mistakes with the same row count as one: the same outcomes and messages, but for line numbers."""
-        return tuple((test, seen.outcome, LINE.sub(":", seen.message)) for test, seen in sorted(self.seen.items()))
+        results = sorted(self.results.items())
+        return tuple((test, result.outcome, LINE.sub(":", result.message)) for test, result in results)
 
     def as_json(self) -> str:
         """The line for an entry of --bank."""
         row: dict[str, object] = {"name": self.entry.name, "task": self.entry.task}
         if self.error:
             return json.dumps(row | {"error": self.error})
-        failed = {test: self.seen[test].message for test in self.failed}
+        failed = {test: self.results[test].message for test in self.failed}
         row |= {"points_lost": self.points_lost, "failed": failed, "warned": self.warned}
         return json.dumps(row | ({"complaint": self.complaint} if self.complaint else {}))
 
@@ -88,7 +89,7 @@ def judge(entry: Entry, tests: Tests, seeds: Sequence[int]) -> Verdict:
                 write_files(clean_files(tree, solved), tree)  # a test of copies looks between TODO and END TODO
             for seed in seeds:
                 graded = grade(tree, [test.id for test in tests.values()], seed)
-                verdict = Verdict(entry, graded.seen, seed, graded.points_lost, graded.warned)
+                verdict = Verdict(entry, graded.results, seed, graded.points_lost, graded.warned)
                 if verdict.complaint:
                     break
             return verdict
@@ -102,22 +103,22 @@ def judge_all(pool: Executor, calls: Sequence[Call], workers: int, seconds: floa
 
     If an entry ends the process that grades it, the next one is graded alone, so that the right one is blamed.
     """
-    end, done = time.monotonic() + seconds, 0
+    end, next_call = time.monotonic() + seconds, 0
     try:
         for future in until([pool.submit(judge, *call) for call in calls], seconds):
             yield future.result()
-            done += 1
+            next_call += 1
         return
     except BrokenProcessPool:
         pass
     with worker_processes(1) as alone:
         try:
-            yield alone.submit(judge, *calls[done]).result()
+            yield alone.submit(judge, *calls[next_call]).result()
         except BrokenProcessPool:
-            entry, _, seeds = calls[done]
+            entry, _, seeds = calls[next_call]
             yield Verdict(entry, {}, seeds[0], error="it ended the process that grades it")
     with worker_processes(workers) as others:
-        yield from judge_all(others, calls[done + 1 :], workers, end - time.monotonic())
+        yield from judge_all(others, calls[next_call + 1 :], workers, end - time.monotonic())
 
 
 def until(futures: Sequence[Future[Verdict]], seconds: float) -> Iterator[Future[Verdict]]:

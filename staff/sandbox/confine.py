@@ -83,8 +83,8 @@ def build(policy: Policy, folder: str) -> None:
         landlock.restrict(readable, [folder, "/dev/null", *shared], tcp=sockets)
     if "seccomp" in walls:
         scoped = "landlock" in walls and landlock.version() >= 6
-        mine = "user" in walls or scoped  # others' processes are out of reach already
-        seccomp.install(sockets, None if mine else os.getpid(), policy.starts)
+        others_out_of_reach = "user" in walls or scoped
+        seccomp.install(sockets, None if others_out_of_reach else os.getpid(), policy.starts)
 
 
 def _small_buffers() -> None:

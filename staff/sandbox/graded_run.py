@@ -114,8 +114,8 @@ def run_graded(
     )
     with process:
         try:
-            said, errors = process.communicate(json.dumps(asdict(job)).encode(), timeout=deadline_s + END_TIME)
-            return Outcome(**json.loads(said))
+            output, errors = process.communicate(json.dumps(asdict(job)).encode(), timeout=deadline_s + END_TIME)
+            return Outcome(**json.loads(output))
         except (subprocess.TimeoutExpired, ValueError, TypeError):
             process.kill()
             _, errors = process.communicate()
@@ -128,12 +128,12 @@ def run_graded(
 
 def environment() -> dict[str, str]:
     """All that graders and ranks are told of the outside: no token, no path of a home."""
-    kept = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "COS598D_SLOWNESS")
-    found = {name: os.environ[name] for name in kept if name in os.environ}
+    passed_on = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "COS598D_SLOWNESS")
+    copied = {name: os.environ[name] for name in passed_on if name in os.environ}
     threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
     cache = str(cache_dir("models").parent)
     names = dict.fromkeys(("USER", "LOGNAME"), "student")  # there may be no name for the rank's user
-    return found | threads | names | {"COS598D_CACHE": cache, "HOME": "/nonexistent", "PYTHONDONTWRITEBYTECODE": "1"}
+    return copied | threads | names | {"COS598D_CACHE": cache, "HOME": "/nonexistent", "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 @functools.cache
@@ -259,10 +259,10 @@ def open_secrets() -> list[str]:
 def secrets() -> list[str]:
     """What no submission may read: all that is for staff, and of what ships each file whose solution is cut out."""
     course = load_course()
-    found = {path for pattern in OF_STAFF for path in ROOT.glob(pattern)}
+    paths = {path for pattern in OF_STAFF for path in ROOT.glob(pattern)}
     for pattern in (*course.ships, *course.may_change):
-        found |= {path for path in ROOT.glob(pattern) if path.is_file() and b"# BEGIN SOLUTION" in path.read_bytes()}
-    return sorted(path.relative_to(ROOT).as_posix() for path in found)
+        paths |= {path for path in ROOT.glob(pattern) if path.is_file() and b"# BEGIN SOLUTION" in path.read_bytes()}
+    return sorted(path.relative_to(ROOT).as_posix() for path in paths)
 
 
 def protect() -> list[str]:

@@ -33,7 +33,7 @@ def bound_mb(pid: int) -> float:
 
 def below(pid: int) -> set[int]:
     """The processes below one, without a look at all others of the machine; one that just starts can be missed."""
-    found: set[int] = set()
+    processes: set[int] = set()
     stack = [pid]
     while stack:
         try:
@@ -45,7 +45,7 @@ def below(pid: int) -> set[int]:
             continue
         except OSError:
             continue
-        children = {int(child) for text in texts for child in text.split()} - found
-        found |= children
+        children = {int(child) for text in texts for child in text.split()} - processes
+        processes |= children
         stack += children
-    return found
+    return processes

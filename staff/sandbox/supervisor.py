@@ -74,14 +74,14 @@ class Supervisor:
             finally:
                 self._sweep()
             output.seek(max(0, output.seek(0, os.SEEK_END) - MOST_OUTPUT))
-            said = output.read().decode(errors="replace")
+            printed = output.read().decode(errors="replace")
         return {
             "exit_code": code,
             "timed_out": self.timed_out,
             "wall_s": round(time.monotonic() - start, 2),
             "peak_pss_mb": round(self.peak, 1),
             "swept": len(self.swept),
-            "output": said,
+            "output": printed,
             "sandbox": self.record | {"off": self.job.off} if self.job.off else self.record,
         }
 

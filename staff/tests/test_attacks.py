@@ -53,9 +53,9 @@ def there_is(name: str) -> bool:
 def test_what_the_attacks_take_from_the_grader_is_there():
     # Where a module has moved, its attack fails with all defences and without its own, and would prove nothing.
     texts = [text for attack in BANK.values() for text in (attack.code, *attack.files.values())]
-    wanted = {name for text in texts for name in names_of_the_grader(text)}
+    names = {name for text in texts for name in names_of_the_grader(text)}
 
-    assert wanted and [name for name in sorted(wanted) if not there_is(name)] == []
+    assert names and [name for name in sorted(names) if not there_is(name)] == []
 
 
 @pytest.mark.parametrize("defence", SWITCHES)
@@ -121,12 +121,12 @@ def test_figures_count_success_with_defences_and_failure_without_and_points_of_a
 def test_a_process_that_was_left_is_found_and_killed(tmp_path):
     with surroundings() as around:
         code = f"import ctypes, time; ctypes.CDLL(None).prctl(15, b'{around.name}', 0, 0, 0); print(1); time.sleep(100)"
-        with subprocess.Popen([sys.executable, "-uc", code], stdout=subprocess.PIPE) as left:
-            assert left.stdout
-            left.stdout.readline()
+        with subprocess.Popen([sys.executable, "-uc", code], stdout=subprocess.PIPE) as process:
+            assert process.stdout
+            process.stdout.readline()
 
             assert around.left_running() == 1
-            assert left.wait() == -9
+            assert process.wait() == -9
 
 
 def test_what_was_written_outside_is_seen():
@@ -152,13 +152,13 @@ def test_reading_the_reference_gains_points_without_the_wall():
 def test_no_attack_gains_anything(mode):
     if mode == "root" and os.geteuid() != 0:
         pytest.skip("needs root")
-    said = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "staff.attacks", "--mode", mode], cwd=ROOT, capture_output=True, text=True
     )
 
-    figures = json.loads(said.stdout.splitlines()[-1])
+    figures = json.loads(process.stdout.splitlines()[-1])
 
-    assert (figures["gained"], figures["leaked"], figures["left_running"], figures["unproven"]) == (0, 0, 0, 0), said
+    assert (figures["gained"], figures["leaked"], figures["left_running"], figures["unproven"]) == (0, 0, 0, 0), process
 
 
 def test_every_row_of_the_page_has_an_attack_every_row_of_the_bank_is_on_the_page_and_its_points_add_up():
@@ -168,8 +168,8 @@ def test_every_row_of_the_page_has_an_attack_every_row_of_the_bank_is_on_the_pag
     bonus = sum(number for row, number in points.items() if row.startswith("b."))
 
     assert {attack.row for attack in BANK.values() if attack.row} == set(points)
-    said = f"In all {sum(points.values()) - bonus} of 100 points and {bonus} of 50 bonus points"
-    assert said in " ".join(text.split())
+    sentence = f"In all {sum(points.values()) - bonus} of 100 points and {bonus} of 50 bonus points"
+    assert sentence in " ".join(text.split())
 
 
 def test_the_supervisor_of_students_imports_nothing_that_switches_a_defence_off():
@@ -177,6 +177,6 @@ def test_the_supervisor_of_students_imports_nothing_that_switches_a_defence_off(
         "import sys, staff.sandbox.supervisor; print([name for name in sys.modules if name.startswith('staff.proofs')])"
     )
 
-    said = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    process = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
 
-    assert said.stdout.strip() == "[]"
+    assert process.stdout.strip() == "[]"

@@ -63,10 +63,10 @@ def graded(tmp_path_factory):
     command = [sys.executable, "-m", "staff.mistakes", "--bank", folder / "bank.toml"]
     command += ["--seed", "5", "--workers", "1"]  # one that loads torch is enough
     environment = os.environ | {"TMPDIR": str(folder / "tmp")}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    assert done.stderr == ""
-    *lines, figures = (json.loads(line) for line in done.stdout.splitlines())
-    return {line["name"]: line for line in lines}, figures, done.returncode, folder
+    process = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert process.stderr == ""
+    *lines, figures = (json.loads(line) for line in process.stdout.splitlines())
+    return {line["name"]: line for line in lines}, figures, process.returncode, folder
 
 
 @pytest.mark.medium
@@ -114,7 +114,7 @@ def test_an_entry_that_ends_the_process_that_grades_it_is_blamed_and_the_others_
     with processes(2) as pool:
         verdicts = list(verdict.judge_all(pool, [(entry, {}, [1]) for entry in entries], 2))
 
-    assert [(seen.entry.name, seen.error) for seen in verdicts] == [
+    assert [(judged.entry.name, judged.error) for judged in verdicts] == [
         ("first", ""), ("second", "it ended the process that grades it"), ("third", "")
     ]  # fmt: skip
 

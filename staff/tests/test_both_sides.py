@@ -24,7 +24,7 @@ def test_a_region_builds_on_what_its_tests_build_on():
 
 
 @pytest.mark.parametrize(
-    "statuses, named",
+    "statuses, unexpected",
     [
         (("not attempted", "passed", "skipped"), []),
         (("not attempted", "passed", "passed"), []),  # it can do without
@@ -33,10 +33,10 @@ def test_a_region_builds_on_what_its_tests_build_on():
         (("not attempted", "passed", "wrong"), ["test_ladder"]),
     ],
 )
-def test_while_a_region_is_open_only_its_tests_and_those_that_build_on_it_may_change(statuses, named):
+def test_while_a_region_is_open_only_its_tests_and_those_that_build_on_it_may_change(statuses, unexpected):
     lines = both_sides.unexpected(ALL - {"2a.1"}, TESTS, dict(zip(TESTS, statuses, strict=True)))
 
-    assert [line.split(" ")[0] for line in lines] == named
+    assert [line.split(" ")[0] for line in lines] == unexpected
 
 
 @pytest.mark.parametrize(
@@ -44,9 +44,9 @@ def test_while_a_region_is_open_only_its_tests_and_those_that_build_on_it_may_ch
     [("passed", True), ("skipped", False), ("wrong", False), ("not attempted", False)],
 )
 def test_once_it_is_solved_its_tests_pass_and_all_others_are_not_attempted(status, right):
-    seen = {"test_join": status, "test_share": "not attempted", "test_ladder": "not attempted"}
+    statuses = {"test_join": status, "test_share": "not attempted", "test_ladder": "not attempted"}
 
-    assert (both_sides.unexpected({"2a.1"}, TESTS, seen) == []) == right
+    assert (both_sides.unexpected({"2a.1"}, TESTS, statuses) == []) == right
 
 
 @pytest.mark.parametrize(
@@ -54,11 +54,11 @@ def test_once_it_is_solved_its_tests_pass_and_all_others_are_not_attempted(statu
 )
 def test_a_region_and_all_of_them_from_both_sides(regions):
     words = ["--region", *regions] if regions else []
-    done = subprocess.run([sys.executable, "-m", "staff.both_sides", *words], cwd=ROOT, capture_output=True, text=True)
+    run = subprocess.run([sys.executable, "-m", "staff.both_sides", *words], cwd=ROOT, capture_output=True, text=True)
 
     count = len(regions or ALL)
-    assert done.stdout, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1]) == {"regions": count, "open": count, "solved": count}, done.stdout
+    assert run.stdout, run.stderr
+    assert json.loads(run.stdout.splitlines()[-1]) == {"regions": count, "open": count, "solved": count}, run.stdout
 
 
 WITH_ABSENCE = {
@@ -69,6 +69,6 @@ WITH_ABSENCE = {
 
 @pytest.mark.parametrize("opened, right", [("1.2", True), ("1.1", False)])
 def test_a_test_of_absence_may_wait_for_what_the_others_of_its_region_build_on(opened, right):
-    seen = {"test_wrap": "skipped" if right else "passed", "test_imports": "skipped"}
+    statuses = {"test_wrap": "skipped" if right else "passed", "test_imports": "skipped"}
 
-    assert (both_sides.unexpected(ALL - {opened}, WITH_ABSENCE, seen) == []) == right
+    assert (both_sides.unexpected(ALL - {opened}, WITH_ABSENCE, statuses) == []) == right

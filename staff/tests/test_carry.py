@@ -29,9 +29,9 @@ def test_home_files_solved_and_carried_give_the_solved_handout(tmp_path):
                 text = "\n".join(lines[: block.line] + new + lines[block.end_line - 1 :])
         write_files({name: text.encode()}, tmp_path)
 
-    said = list(carry(tmp_path, course))
+    messages = list(carry(tmp_path, course))
 
-    assert all("carried" in line for line in said)
+    assert all("carried" in line for line in messages)
     assert {name: (tmp_path / name).read_text() for name in scripts} == {
         name: solved[name].decode() for name in scripts
     }
@@ -42,8 +42,8 @@ def test_the_demo_of_an_untouched_handout_says_what_comes_first(tmp_path):
     write_files(open_handout().files, tmp_path)
     command = [sys.executable, "-m", "cluster.ladder", "--workers", "2", "--iterations", "2"]
 
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
 
-    assert done.returncode == 0, done.stderr
-    assert "task 1 one worker: not written yet: 1.1, 1.2, 1.3, 1.4; the table ends here" in done.stdout
-    assert done.stdout.splitlines()[-1].startswith("next: 1.1 ")
+    assert process.returncode == 0, process.stderr
+    assert "task 1 one worker: not written yet: 1.1, 1.2, 1.3, 1.4; the table ends here" in process.stdout
+    assert process.stdout.splitlines()[-1].startswith("next: 1.1 ")

@@ -53,8 +53,8 @@ def test_the_tables_of_regions_are_that_of_the_course():
     *of_beyond, sum_of_beyond = rows("beyond/README.md", "The regions")
 
     assert [total[-1], of_bonus[-1], sum_of_beyond[-1]] == [str(COURSE.total), bonus, bonus]
-    said = [(id, file, points) for id, _, file, points in [*table, *of_beyond]]
-    assert said == [(region.id, region.file, str(region.points)) for region in COURSE.regions.values()]
+    documented = [(id, file, points) for id, _, file, points in [*table, *of_beyond]]
+    assert documented == [(region.id, region.file, str(region.points)) for region in COURSE.regions.values()]
 
 
 def test_make_demo_runs_the_same_command_in_the_handout():
@@ -76,7 +76,7 @@ def test_points_that_are_exchanged_are_those_of_the_handout_and_of_its_graders(t
     change(tree, exchange)
 
     readme = assemble(tree).files["README.md"].decode()
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "--collect-only", "-m", "task1", "--report", tree / "report.json"],
         cwd=tree, capture_output=True, text=True,
     )  # fmt: skip
@@ -86,7 +86,7 @@ def test_points_that_are_exchanged_are_those_of_the_handout_and_of_its_graders(t
     most = dict.fromkeys(("1.1", "1.2", "1.3", "1.4"), 0)
     for test in json.loads((tree / "report.json").read_text())["tests"]:
         most[test["region"]] += test["max_points"]
-    assert most == {"1.1": 3, "1.2": 5, "1.3": 2, "1.4": 3}, done.stdout
+    assert most == {"1.1": 3, "1.2": 5, "1.3": 2, "1.4": 3}, process.stdout
 
 
 @pytest.mark.medium
@@ -103,7 +103,7 @@ def test_without_task_4_the_pipeline_and_the_bonus_neither_folders_nor_tests_nor
     handout = assemble(tree)
 
     assert "\n".join(handout.problems) == ""
-    assert set(handout.given) <= dropped and "p.2" in handout.given  # its file belongs to common/
+    assert set(handout.given_solved) <= dropped and "p.2" in handout.given_solved  # its file belongs to common/
     assert not [name for name in handout.files if re.match(r"(tests/)?(task4\w*|pipeline|beyond)/", name)]
     schedule = handout.files["common/schedule.py"].decode()
     assert "TODO" not in schedule and "NotImplementedError" not in schedule

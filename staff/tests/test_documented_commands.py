@@ -119,9 +119,9 @@ def run(words, tree, monkeypatch, cache=None):
         monkeypatch.delenv(name, raising=False)
     if cache:
         monkeypatch.setenv("COS598D_CACHE", str(cache))
-    done = subprocess.run(words, cwd=tree, capture_output=True, text=True, timeout=SECONDS)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    return done.stdout
+    process = subprocess.run(words, cwd=tree, capture_output=True, text=True, timeout=SECONDS)
+    assert process.returncode == 0, process.stdout[-2000:] + process.stderr[-4000:]
+    return process.stdout
 
 
 def marked(command: str) -> object:
@@ -137,9 +137,9 @@ def marked(command: str) -> object:
 
 @pytest.mark.parametrize("command", [marked(command) for command in SMALL.values()])
 def test_a_command_that_produced_a_figure_runs_to_its_last_line(tree, command, monkeypatch):
-    said = run([sys.executable, *command.split()], tree, monkeypatch)
+    output = run([sys.executable, *command.split()], tree, monkeypatch)
 
-    assert command.startswith(NO_JSON) or json.loads(said.splitlines()[-1])
+    assert command.startswith(NO_JSON) or json.loads(output.splitlines()[-1])
 
 
 @pytest.mark.slow

@@ -113,5 +113,5 @@ def test_no_function_of_a_judge_gives_the_number_of_iterations():
 
     for function in functions_of_numbers():
         for order in itertools.permutations(range(3)):
-            asked = [[sizes[place] for place in order] for sizes in SIZES]
-            assert [function(*numbers) for numbers in asked] != answers, f"{function.__module__}.{function.__name__}"
+            inputs = [[sizes[place] for place in order] for sizes in SIZES]
+            assert [function(*numbers) for numbers in inputs] != answers, f"{function.__module__}.{function.__name__}"

@@ -99,11 +99,11 @@ def test_a_hand_in_without_the_courses_folders_is_said(tmp_path):
 
 
 def test_submissions_are_named_after_folders_and_zips():
-    named = name_all(
+    submissions = name_all(
         [Path("/x/alice.zip"), Path("/x/bob"), Path("/y/hand in.ZIP"), Path("/y/carol/hw.zip"), Path("/y/dan/hw.zip")]
     )
 
-    assert [submission.name for submission in named] == ["alice", "bob", "hand_in", "carol-hw", "dan-hw"]
+    assert [submission.name for submission in submissions] == ["alice", "bob", "hand_in", "carol-hw", "dan-hw"]
 
 
 @pytest.mark.parametrize("name", ["..", "a\nb", "\udcff", "x" * 300, "\U00020000" * 100, "<b>", "."])
@@ -155,22 +155,22 @@ def test_what_a_killed_run_left_is_removed_by_the_next(tmp_path):
     code = "import os, sys; from pathlib import Path; from staff.grade.result_store import at_work\n"
     code += "with at_work(Path(sys.argv[1])) as scratch: print(scratch, flush=True); os.kill(os.getpid(), 9)"
     killed = subprocess.run([sys.executable, "-c", code, tmp_path], cwd=ROOT, capture_output=True, text=True)
-    left = Path(killed.stdout.strip())
-    assert left.is_dir()
+    scratch_folder = Path(killed.stdout.strip())
+    assert scratch_folder.is_dir()
 
     with at_work(tmp_path):
-        assert not left.exists()
+        assert not scratch_folder.exists()
 
 
-def row(name: str, *tests: tuple[str, str, int, str], **run: Any) -> Row:
+def row(name: str, *outcomes: tuple[str, str, int, str], **run: Any) -> Row:
     """A row from (region, status, max_points, message)."""
-    told: list[dict[str, Any]] = [
+    tests: list[dict[str, Any]] = [
         {"id": f"tests/t.py::test_{region}", "task": region.split(".")[0], "region": region, "status": status,
          "points": most if status == "passed" else 0, "max_points": most, "message": message}
-        for region, status, most, message in tests
+        for region, status, most, message in outcomes
     ]  # fmt: skip
-    score, most = (sum(test[key] for test in told) for key in ("points", "max_points"))
-    report = {"submission": name, "score": score, "max_score": most, "tests": told, "environment": {}, "sandbox": {}}
+    score, most = (sum(test[key] for test in tests) for key in ("points", "max_points"))
+    report = {"submission": name, "score": score, "max_score": most, "tests": tests, "environment": {}, "sandbox": {}}
     return Row(report, {"notes": [], "unreadable": False, "output": {}, **run})
 
 
@@ -189,10 +189,10 @@ def test_equal_mistakes_are_counted_together_whatever_their_numbers():
         seeded = f" (inputs drawn with seed {seed}; use --seed {seed} to repeat them)"
         return row(name, ("1.2", "wrong", 3, f"expected 1, got {number}{seed and seeded}"), ("1.3", "skipped", 1, "x"))
 
-    found = gradebook.mistakes([wrong("a", 2.5, 77), row("b", ("1.2", "wrong", 3, "else")), wrong("c", -3e-7, 8)])
+    groups = gradebook.mistakes([wrong("a", 2.5, 77), row("b", ("1.2", "wrong", 3, "else")), wrong("c", -3e-7, 8)])
 
-    assert [mistake.names for mistake in found] == [("a", "c"), ("b",)]
-    assert found[0].message == "expected 1, got 2.5"
+    assert [mistake.names for mistake in groups] == [("a", "c"), ("b",)]
+    assert groups[0].message == "expected 1, got 2.5"
 
 
 def test_a_regions_share_tells_all_some_none_and_not_attempted():
@@ -239,9 +239,9 @@ def test_a_bad_submission_with_a_name_that_the_terminal_cannot_show_stops_neithe
 ):
     def run() -> dict[str, Any]:
         environment = os.environ | {"PYTHONIOENCODING": "ascii"}
-        done = subprocess.run(command(class_of_three, tmp_path), cwd=ROOT, env=environment, capture_output=True)
-        assert (done.returncode, done.stderr) == (0, b"")
-        return json.loads(done.stdout.splitlines()[-1])
+        process = subprocess.run(command(class_of_three, tmp_path), cwd=ROOT, env=environment, capture_output=True)
+        assert (process.returncode, process.stderr) == (0, b"")
+        return json.loads(process.stdout.splitlines()[-1])
 
     figures = run()
 
@@ -281,12 +281,12 @@ def test_only_a_submission_that_has_changed_is_graded_again_with_a_seed_of_its_o
 ):
     drawn: list[int] = []
     monkeypatch.setattr(hand_ins, "run_graded", lambda *_, seed, **__: drawn.append(seed) or NOT_RUN)
-    mine = Submission("mine", hand_in(tmp_path / "mine", HOME))
+    submission = Submission("mine", hand_in(tmp_path / "mine", HOME))
 
-    first = [grading.grade(mine), grading.grade(mine)]
+    first = [grading.grade(submission), grading.grade(submission)]
     reported = [result_store.read(grading.out, "mine").report["environment"]["seed"]]
     hand_in(tmp_path / "mine", HOME, text="x = 1\n")
-    second = [grading.grade(mine), grading.grade(mine)]
+    second = [grading.grade(submission), grading.grade(submission)]
 
     assert (first, second) == ([True, False], [True, False])
     reported.append(result_store.read(grading.out, "mine").report["environment"]["seed"])
@@ -333,8 +333,8 @@ def test_three_measured_times_that_hand_ins_share_are_on_the_page_of_the_class(g
     page = (grading.out / "index.html").read_text(encoding="utf-8")
     section = page.split("Identical measurements in several submissions")[1].split("<h2>")[0]
     assert "ann, bob</td>" in section and "cy" not in section
-    found = [result_store.read(grading.out, name).run["measured"] for name in names[1:]]
-    assert found == [
+    measured = [result_store.read(grading.out, name).run["measured"] for name in names[1:]]
+    assert measured == [
         ["12.345 ± 0.678", "mean_time=2.345679", "seconds=1.234568", "step_seconds=4.567891"], ["12.345 ± 0.678"]
     ]  # fmt: skip
 
@@ -358,10 +358,10 @@ def test_what_cannot_be_told_or_shown_of_one_hand_in_costs_the_others_nothing(gr
     damaged = result_store.folder_of(grading.out, "bad") / "run.json"
     damaged.write_text(json.dumps({"digest": json.loads(damaged.read_text())["digest"], "notes": 7}))
 
-    done = whole_class.grade_all(grading, both, 1)
+    graded_now = whole_class.grade_all(grading, both, 1)
     rows = write_class(grading.out, ["bad", "good"], COURSE, "")
 
-    assert done == {"bad": False, "good": False}
+    assert graded_now == {"bad": False, "good": False}
     assert [row["name"] for row in rows] == ["good"]
 
 
@@ -378,19 +378,19 @@ def test_more_jobs_than_processors_share_them_evenly():
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two processors")
 def test_two_hand_ins_that_are_graded_at_once_have_no_processor_in_common(grading, tmp_path, monkeypatch):
-    both_run, seen = threading.Barrier(2, timeout=60), []
+    both_run, processors = threading.Barrier(2, timeout=60), []
 
     def run_graded(*_: object, **__: object) -> Outcome:
         both_run.wait()
-        asked = [sys.executable, "-c", "import os; print(*os.sched_getaffinity(0))"]
-        seen.append({*subprocess.check_output(asked, text=True).split(), *run_apart(affinity, seconds=60)})
+        command = [sys.executable, "-c", "import os; print(*os.sched_getaffinity(0))"]
+        processors.append({*subprocess.check_output(command, text=True).split(), *run_apart(affinity, seconds=60)})
         return NOT_RUN
 
     monkeypatch.setattr(hand_ins, "run_graded", run_graded)
 
     whole_class.grade_all(grading, [Submission(name, hand_in(tmp_path / name, HOME)) for name in ("a", "b")], 2)
 
-    first, second = seen
+    first, second = processors
     assert first and second and not first & second
 
 

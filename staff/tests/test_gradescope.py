@@ -44,10 +44,10 @@ LONGEST = 100_000  # characters; the platform cuts there
 
 def check_schema(content: dict) -> None:
     """results.json by the specification: known fields of the right types and values, a score that can be had."""
-    for fields, known in [(content, TOP), *((test, TEST) for test in content["tests"])]:
+    for fields, known_fields in [(content, TOP), *((test, TEST) for test in content["tests"])]:
         for name, value in fields.items():
-            assert name in known, name
-            assert isinstance(value, known[name]) and not isinstance(value, bool), (name, value)
+            assert name in known_fields, name
+            assert isinstance(value, known_fields[name]) and not isinstance(value, bool), (name, value)
             assert not name.endswith("format") or value in FORMATS, (name, value)
             assert not name.endswith("visibility") or value in VISIBILITIES, (name, value)
             assert not isinstance(value, str) or len(value) <= LONGEST
@@ -58,15 +58,15 @@ def check_schema(content: dict) -> None:
     assert len(json.dumps(content)) < 10 * LONGEST
 
 
-def graded(*tests: tuple[str, str, str], **run) -> Row:
+def graded(*outcomes: tuple[str, str, str], **run) -> Row:
     """A row from (id, status, message), each of 2 points and of region 2b.1."""
-    told: list[dict[str, Any]] = [
+    tests: list[dict[str, Any]] = [
         {"id": id, "task": "2b", "region": "2b.1", "status": status, "points": 2 * (status == "passed"),
          "max_points": 2, "message": message}
-        for id, status, message in tests
+        for id, status, message in outcomes
     ]  # fmt: skip
-    score, most = (sum(test[key] for test in told) for key in ("points", "max_points"))
-    report = {"submission": "submission", "score": score, "max_score": most, "tests": told}
+    score, most = (sum(test[key] for test in tests) for key in ("points", "max_points"))
+    report = {"submission": "submission", "score": score, "max_score": most, "tests": tests}
     return Row(report | {"environment": {"seed": 1}, "sandbox": {"user": True}}, {"notes": [], "output": {}, **run})
 
 
@@ -161,8 +161,8 @@ DUE = "2026-03-01T23:00:00.000000-08:00"
     ],
 )
 def test_a_day_late_is_each_that_has_begun_and_an_extension_counts(tmp_path, created, users, late):
-    told = {"created_at": created, "assignment": {"due_date": DUE, "late_due_date": None, "total_points": "100.0"}}
-    (tmp_path / "m.json").write_text(json.dumps(told | {"users": users}))
+    metadata = {"created_at": created, "assignment": {"due_date": DUE, "late_due_date": None, "total_points": "100.0"}}
+    (tmp_path / "m.json").write_text(json.dumps(metadata | {"users": users}))
 
     assert late_days(tmp_path / "m.json") == late
 
@@ -213,10 +213,10 @@ def test_the_handouts_workflow_shows_the_table_of_points_and_no_message_above_it
     table = render([entry], COURSE)
     printed = ["..F", "task 2b takes 3/4 of the points, it says", "  2b.1: wrong", "", *table, "next: 2b.1"]
 
-    shown = subprocess.run(["sed", "-n", script], input="\n".join(printed), capture_output=True, text=True, check=True)
+    sed = subprocess.run(["sed", "-n", script], input="\n".join(printed), capture_output=True, text=True, check=True)
 
     assert table[0].startswith("task 2b ") and table[0].endswith("0/4")
-    assert shown.stdout.splitlines() == [*table, "next: 2b.1"]
+    assert sed.stdout.splitlines() == [*table, "next: 2b.1"]
 
 
 @pytest.fixture(scope="module")
@@ -229,10 +229,10 @@ def autograder(tmp_path_factory) -> Path:
             Path(opened.extract(info, folder / "source")).chmod(info.external_attr >> 16 & 0o777)
     for name in ("submission", "results"):
         (folder / name).mkdir()
-    done = subprocess.run(
+    process = subprocess.run(
         ["bash", folder / "source/setup.sh"], env=os.environ | {"COS598D_PYTHON": sys.executable}, capture_output=True
     )
-    assert done.returncode == 0, done.stderr.decode()[-1000:]
+    assert process.returncode == 0, process.stderr.decode()[-1000:]
     return folder
 
 
@@ -251,8 +251,8 @@ def test_the_zip_has_what_the_platform_runs_and_no_solution(autograder):
 def run_autograder(folder: Path, timeout: int = 600) -> dict:
     environment = os.environ | {"TIMEOUT": str(timeout), "COS598D_SLOWNESS": "3"}
     script = folder / "source/run_autograder"
-    done = subprocess.run([script, folder], env=environment, capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stderr[-1000:]
+    process = subprocess.run([script, folder], env=environment, capture_output=True, text=True, timeout=900)
+    assert process.returncode == 0, process.stderr[-1000:]
     return json.loads((folder / "results/results.json").read_text())
 
 
@@ -272,8 +272,8 @@ ATTACKS = "bytes_on_the_line context_in_a_frame imports_a_judge reads_hidden_tes
 def test_a_solution_gets_full_marks_on_the_platform(autograder):
     solved = {region.file: (ROOT / region.file).read_bytes() for region in COURSE.regions.values()}
     write_files(solved, autograder / "submission")
-    due = {"due_date": "2026-03-01T23:00:00-08:00"}
-    metadata = {"created_at": "2026-03-03T00:00:00-08:00", "assignment": due, "users": []}
+    assignment = {"due_date": "2026-03-01T23:00:00-08:00"}
+    metadata = {"created_at": "2026-03-03T00:00:00-08:00", "assignment": assignment, "users": []}
     (autograder / "submission_metadata.json").write_text(json.dumps(metadata))
 
     content = run_autograder(autograder)
@@ -296,8 +296,8 @@ def test_an_attack_gains_nothing_on_the_platform_either(autograder, name):
         content = run_autograder(autograder)
 
         assert around.left_running() == 0 and not around.traces()
-    mine = [test for test in content["tests"] if test["number"] == "2b.2"]
-    assert mine and not any(test["score"] for test in mine)
+    tests_of_target = [test for test in content["tests"] if test["number"] == "2b.2"]
+    assert tests_of_target and not any(test["score"] for test in tests_of_target)
     assert not any(word in json.dumps(content) for word in secrets)
     assert sum(test["score"] for test in content["tests"] if test["number"] == "p.2") > 0
 

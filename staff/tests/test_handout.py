@@ -356,7 +356,7 @@ def our_files() -> list[str]:
 def test_our_solved_files_import_only_what_the_table_allows():
     course = load_course()
 
-    assert [said for file in our_files() if (said := imports.complaint(ROOT, file, course))] == []
+    assert [text for file in our_files() if (text := imports.complaint(ROOT, file, course))] == []
 
 
 def test_our_handout_gives_nothing_away():
@@ -377,10 +377,10 @@ for script in sys.argv[1:]:  # in one process, which loads torch once
         print(script, end.code)
 """
     command = [sys.executable, "-c", program, *map(str, scripts)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
 
-    assert done.returncode == 0, done.stderr
-    assert [line for line in done.stdout.splitlines() if line.startswith(str(tmp_path))] == [f"{s} 0" for s in scripts]
+    assert run.returncode == 0, run.stderr
+    assert [line for line in run.stdout.splitlines() if line.startswith(str(tmp_path))] == [f"{s} 0" for s in scripts]
 
 
 def test_the_command_prints_a_line_of_json_and_exits_with_2_on_a_problem(tree, tmp_path):

@@ -45,9 +45,9 @@ def test_an_honest_hand_in_that_gets_other_points_than_alone_is_named(tmp_path):
         result_store.keep(tmp_path / folder, report, {"output": {}}, "")
     (tmp_path / "out/gradebook.csv").write_text("submission\nall\n")
 
-    said = harm(tmp_path / "out", tmp_path / "alone", ["all"], 1)
+    problems = harm(tmp_path / "out", tmp_path / "alone", ["all"], 1)
 
-    assert said == ["all was graded otherwise than alone: test_a: expected 2, got 1", "the solution lacks points"]
+    assert problems == ["all was graded otherwise than alone: test_a: expected 2, got 1", "the solution lacks points"]
 
 
 @pytest.mark.proof

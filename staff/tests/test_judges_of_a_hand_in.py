@@ -37,7 +37,7 @@ def test_the_graders_and_settings_of_a_hand_in_are_not_used(hand_in, tmp_path):
 
 
 def test_the_form_that_pytest_takes_for_a_folder_of_tests_grades_nothing(hand_in, tmp_path):
-    done = grade(tmp_path / "report.json", "--tree", str(hand_in))
+    process = grade(tmp_path / "report.json", "--tree", str(hand_in))
 
-    assert done.returncode != 0 and "expected one word, --tree=" in done.stdout + done.stderr
+    assert process.returncode != 0 and "expected one word, --tree=" in process.stdout + process.stderr
     assert not (tmp_path / "report.json").exists() and "grader" not in (tmp_path / "ran").read_text()

@@ -20,7 +20,7 @@ from staff.mistakes import summarize
 from staff.proofs import grading_pool, verdict
 from staff.proofs.bank import Entry, apply, hunks, load_bank
 from staff.proofs.cover import cover
-from staff.proofs.grading_pool import Seen
+from staff.proofs.grading_pool import Result
 from staff.proofs.grading_pool import Test as Grader
 from staff.proofs.verdict import Verdict
 
@@ -97,13 +97,13 @@ def test_the_cover_prefers_one_entry_for_two_tests_to_a_wait_and_to_a_race():
 @pytest.mark.parametrize("task", sorted({entry.task for entry in BANK}))
 def test_every_mistake_is_caught_by_name_every_variant_passes_and_no_test_passes_all_mistakes(task, options):
     command = [sys.executable, "-m", "staff.mistakes", "--task", task, *options]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
-    figures, complaints = read_matrix(done.stdout)
+    figures, complaints = read_matrix(process.stdout)
     assert complaints == []
     assert figures["mistakes"] == figures["caught"] == figures["caught_by_name"] > 0
     assert figures["variants"] == figures["accepted"] > 0
-    assert done.returncode == 0
+    assert process.returncode == 0
 
 
 def entry(kind="mistakes", body="x = 2", patch="", **fails):
@@ -163,13 +163,13 @@ def test_a_malformed_bank_is_refused(text, message, tmp_path):
         load_bank(tmp_path)
 
 
-def judged(fails, kind="mistakes", name="a name", **seen):
+def judged(fails, kind="mistakes", name="a name", **results):
     made = Entry(kind, "bank", name, "1", "a.py", {"1.2": "x = 2"}, "", fails)
-    return Verdict(made, {test: Seen(*outcome) for test, outcome in seen.items()})
+    return Verdict(made, {test: Result(*outcome) for test, outcome in results.items()})
 
 
 @pytest.mark.parametrize(
-    ("seen", "complaint"),
+    ("results", "complaint"),
     [
         ({"test_a": ("failed", "wrong: You forgot to divide")}, ""),
         ({"test_a": ("passed",)}, "not caught by test_a"),
@@ -184,13 +184,13 @@ def judged(fails, kind="mistakes", name="a name", **seen):
         ),
     ],
 )
-def test_a_mistake_counts_only_if_the_named_test_fails_with_the_named_words(seen, complaint):
-    assert complaint in judged({"test_a": ("divide",)}, **seen).complaint
-    assert bool(complaint) == bool(judged({"test_a": ("divide",)}, **seen).complaint)
+def test_a_mistake_counts_only_if_the_named_test_fails_with_the_named_words(results, complaint):
+    assert complaint in judged({"test_a": ("divide",)}, **results).complaint
+    assert bool(complaint) == bool(judged({"test_a": ("divide",)}, **results).complaint)
 
 
 @pytest.mark.parametrize(
-    ("seen", "accepted"),
+    ("results", "accepted"),
     [
         ({"test_a": ("passed",), "test_b": ("passed",)}, True),
         ({"test_a": ("passed",), "test_b": ("skipped",)}, False),
@@ -198,8 +198,8 @@ def test_a_mistake_counts_only_if_the_named_test_fails_with_the_named_words(seen
         ({}, False),
     ],
 )
-def test_a_variant_is_accepted_only_if_every_test_passes(seen, accepted):
-    assert (judged({}, "variants", **seen).complaint == "") == accepted
+def test_a_variant_is_accepted_only_if_every_test_passes(results, accepted):
+    assert (judged({}, "variants", **results).complaint == "") == accepted
 
 
 def test_mistakes_with_the_same_messages_count_as_one_and_a_survivor_is_not_hidden_behind_another(capsys):
@@ -307,9 +307,9 @@ SURVIVOR = TOO_LARGE.replace("x = 2", "x = 1 + 0")
 def test_it_succeeds_if_all_are_caught_by_name_all_variants_are_accepted_and_each_test_catches_one(
     course, wrong, right, options, figures, words
 ):
-    code, said, printed = course(wrong, right, *options.split())
+    code, counts, printed = course(wrong, right, *options.split())
 
-    assert tuple(said[name] for name in ("mistakes", "caught", "caught_by_name", "variants", "accepted")) == figures
+    assert tuple(counts[name] for name in ("mistakes", "caught", "caught_by_name", "variants", "accepted")) == figures
     assert words in printed
     assert code == (0 if " | mistakes/bank: too small\n" in words else 1)
 
@@ -319,8 +319,8 @@ def test_what_is_graded_again_counts_as_the_second_time_and_a_survivor_stays_one
 
     def misses_the_first_time(entry, tests, seeds):
         times.append(entry.name)
-        seen = real(entry, tests, seeds)
-        return replace(seen, seen={}) if times.count(entry.name) == 1 else seen
+        judgement = real(entry, tests, seeds)
+        return replace(judgement, results={}) if times.count(entry.name) == 1 else judgement
 
     monkeypatch.setattr(verdict, "judge", misses_the_first_time)
     code, figures, printed = course(TOO_SMALL + SURVIVOR, "", "--again")
@@ -335,10 +335,10 @@ def test_after_the_last_minute_all_that_has_not_begun_is_cancelled_before_the_ne
     ended.set_result(judged({}))
     running.set_running_or_notify_cancel()
 
-    left = verdict.until([running, ended, *waiting], -1)
-    assert next(left) is running
+    remaining = verdict.until([running, ended, *waiting], -1)
+    assert next(remaining) is running
     assert all(future.cancelled() for future in waiting)  # a pool would begin them while `running` is waited for
-    assert list(left) == [ended]
+    assert list(remaining) == [ended]
     assert len(list(verdict.until([ended, Future()], 3600))) == 2
 
 

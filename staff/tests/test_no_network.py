@@ -35,15 +35,15 @@ OTHERS = [
 
 def without_namespaces(*words: str | Path) -> str:
     """What a command prints where it may make none, as in a container."""
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", *words],
         cwd=ROOT,
         capture_output=True,
         text=True,
         preexec_fn=lambda: kernel.prctl(DROP_FROM_BOUNDING_SET, SYS_ADMIN),
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    assert process.returncode == 0, process.stderr
+    return process.stdout
 
 
 def test_an_instructor_learns_before_the_term_which_points_cannot_be_graded():
@@ -81,13 +81,13 @@ def test_the_students_page_and_the_grade_book_say_which_points_are_missing(grade
 
 def test_gradescope_and_classroom_50_say_it(graded):
     row = result_store.read_with_output(graded, "alice")
-    told = results.results(row, COURSE, None, 1.0)
+    content = results.results(row, COURSE, None, 1.0)
     runner = dict.fromkeys((names[0] for names in classroom50.TEXTS.values()), "submit")
 
-    assert told["output"].startswith("2 of 3 points, 1 not graded here.")
-    assert any(test["output"].startswith(NOT_GRADED_HERE) and test["score"] == 0 for test in told["tests"])
-    made = classroom50.result(row, runner, datetime.now())
-    assert [test["test-name"].endswith(f"({NOT_GRADED_HERE})") for test in made["tests"]].count(True) == 1
+    assert content["output"].startswith("2 of 3 points, 1 not graded here.")
+    assert any(test["output"].startswith(NOT_GRADED_HERE) and test["score"] == 0 for test in content["tests"])
+    result = classroom50.result(row, runner, datetime.now())
+    assert [test["test-name"].endswith(f"({NOT_GRADED_HERE})") for test in result["tests"]].count(True) == 1
 
 
 def test_it_is_neither_a_mistake_nor_a_region_that_was_not_tried(graded):

@@ -55,10 +55,10 @@ def in_child(do: Callable[[], object]) -> int:
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
-        kept = do()
+        value = do()
         os.write(writing, b"x")
         signal.pause()
-        os._exit(kept is None)
+        os._exit(value is None)
     os.read(reading, 1)
     os.close(reading)
     os.close(writing)
@@ -82,9 +82,9 @@ def test_the_bound_is_never_below_the_share():
 def test_children_of_children_are_found_and_processes_that_are_gone_are_not():
     pid = in_child(lambda: in_child(lambda: None))
     try:
-        found = below(pid)
-        assert len(found) == 1 and found < below(os.getpid())
-        end(*found)
+        grandchildren = below(pid)
+        assert len(grandchildren) == 1 and grandchildren < below(os.getpid())
+        end(*grandchildren)
     finally:
         end(pid)
         os.waitpid(pid, 0)

@@ -40,11 +40,11 @@ def row(*tests: dict, name: str = "alice", **run) -> Row:
 
 
 def output(ranks: int, *, alike: bool = False, text: str = "loss 0.7") -> dict:
-    said = [
+    ranks_output = [
         {"rank": rank, "ended": "raised at x.py:3", "stdout": "" if alike else f"{rank}: {text}", "stderr": text}
         for rank in range(ranks)
     ]
-    return {"tests/t.py::test_it_works": said}
+    return {"tests/t.py::test_it_works": ranks_output}
 
 
 def text_of(page: str) -> str:
@@ -65,9 +65,9 @@ def text_of(page: str) -> str:
     ],
 )  # fmt: skip
 def test_a_message_is_taken_apart(message, cause, where, expected, got, rest):
-    said = pages.take_apart(message)
+    parts = pages.take_apart(message)
 
-    assert (said.cause, said.where, said.expected, said.got, said.rest) == (cause, where, expected, got, rest)
+    assert (parts.cause, parts.where, parts.expected, parts.got, parts.rest) == (cause, where, expected, got, rest)
 
 
 PIECES = ["expected ", ", got ", "expected a, got b: ", ": c?", " (inputs drawn with seed 1; ", "9", "\x1b[0;", "\n"]
@@ -98,13 +98,13 @@ def test_bonus_points_are_shown_apart_from_the_others():
 
 
 def test_tests_that_fail_for_one_reason_are_shown_once_and_the_cause_comes_first():
-    told = row(
+    three_failures = row(
         a_test("2a.3", "wrong", "vague words", "test_vague"),
         a_test("2a.3", "wrong", MEAN, "test_mean"),
         a_test("2a.3", "wrong", MEAN.replace("3", "2"), "test_mean_of_two"),
     )
 
-    page = text_of(pages.student_page(told, COURSE))
+    page = text_of(pages.student_page(three_failures, COURSE))
 
     assert page.count("did you divide by world_size?") == 1 and "The same: mean of two" in page
     assert page.index("did you divide") < page.index("vague words")
@@ -116,8 +116,8 @@ def test_a_region_that_waits_says_for_which_and_what_was_seen():
 
     page = text_of(pages.student_page(row(a_test("p.3", "skipped", message)), COURSE))
 
-    seen = "Observed so far, while p.1 does not pass: split_size is the number of examples"
-    assert "waits for p.1" in page and seen in page
+    observation = "Observed so far, while p.1 does not pass: split_size is the number of examples"
+    assert "waits for p.1" in page and observation in page
     assert "Hint:" not in page and "Look here first" not in page
 
 
@@ -182,8 +182,8 @@ def widths(page: str, folder: Path, width: int) -> dict:
     )
     flags = "--headless --no-sandbox --disable-gpu --hide-scrollbars --allow-file-access-from-files --dump-dom"
     command = [browser, *flags.split(), f"--user-data-dir={folder / 'profile'}", f"file://{folder / 'frame.html'}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    return json.loads(re.search(r'<pre id="out">(.*?)</pre>', done.stdout)[1])  # type: ignore[index]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return json.loads(re.search(r'<pre id="out">(.*?)</pre>', process.stdout)[1])  # type: ignore[index]
 
 
 @pytest.mark.medium
@@ -192,10 +192,10 @@ def widths(page: str, folder: Path, width: int) -> dict:
 def test_no_page_is_wider_than_the_window(tmp_path, width, make):
     long = f"{'x' * 400} expected {list(range(200))}, got {'y' * 400}\n{'z' * 500}"
     tests = [a_test("2a.3", "wrong", long), a_test("3.1", "crashed", MEAN, "test_" + "very_long_" * 12)]
-    told = row(*tests, name="n" * 80, notes=["m" * 300], output=output(8, text="w" * 300))
+    long_row = row(*tests, name="n" * 80, notes=["m" * 300], output=output(8, text="w" * 300))
 
-    page = pages.student_page(told, COURSE) if make == "student" else pages.class_page([told] * 3, COURSE, "")
-    seen = widths(page.replace("<details>", "<details open>"), tmp_path, width)
+    page = pages.student_page(long_row, COURSE) if make == "student" else pages.class_page([long_row] * 3, COURSE, "")
+    measured = widths(page.replace("<details>", "<details open>"), tmp_path, width)
 
-    assert seen["window"] == width and seen["text"] > 500
-    assert seen["page"] <= width
+    assert measured["window"] == width and measured["text"] > 500
+    assert measured["page"] <= width

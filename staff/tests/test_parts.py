@@ -65,9 +65,9 @@ def start(hand_ins: Path, out: Path, part: int, parts: int, python: str = sys.ex
 
 
 def figures_of(process: subprocess.Popen) -> dict:
-    said, errors = process.communicate(timeout=500)
+    output, errors = process.communicate(timeout=500)
     assert process.returncode == 0, errors
-    return json.loads(said.splitlines()[-1])
+    return json.loads(output.splitlines()[-1])
 
 
 @pytest.mark.skipif(not shutil.which("bash"), reason="needs bash")

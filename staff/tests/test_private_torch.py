@@ -18,20 +18,20 @@ OF_TORCH = {"torch", "dist", "c10d", "nn"}
 
 def private_names(text: str) -> set[str]:
     """Private attributes of torch's modules, and what is imported from private modules or by private names."""
-    found = set()
+    private = set()
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Attribute) and re.match(r"_[a-zA-Z]", node.attr):
             root = node.value
             while isinstance(root, ast.Attribute):
                 root = root.value
             if isinstance(root, ast.Name) and root.id in OF_TORCH:
-                found.add(node.attr)
+                private.add(node.attr)
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Attribute) and node.value.attr == "_C":
-            found.add(node.attr)
+            private.add(node.attr)
         elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "torch":
             names = [alias.name for alias in node.names]
-            found.update(names if "._" in str(node.module) else [name for name in names if name.startswith("_")])
-    return found - {"_C", "_autograd"}
+            private.update(names if "._" in str(node.module) else [name for name in names if name.startswith("_")])
+    return private - {"_C", "_autograd"}
 
 
 def test_every_private_name_is_listed_with_its_files():

@@ -22,9 +22,9 @@ def reported(folder: Path, message: str = "", ended: str = "returned", stdout: s
     return read_report.read_report(folder / "report.json")
 
 
-def as_row(told: dict) -> Row:
-    report = {"submission": "x", "score": 0, "max_score": 2, "environment": {}, "sandbox": {}, "tests": told["tests"]}
-    return Row(report, {"notes": [], "unreadable": False, "output": told["output"], "flags": told["flags"]})
+def as_row(result: dict) -> Row:
+    report = {"submission": "x", "score": 0, "max_score": 2, "environment": {}, "sandbox": {}, "tests": result["tests"]}
+    return Row(report, {"notes": [], "unreadable": False, "output": result["output"], "flags": result["flags"]})
 
 
 @pytest.mark.parametrize("text", ["x" * 900_000, "expected " * 100_000, "a, got b\n" * 100_000])
@@ -36,8 +36,8 @@ def test_a_message_of_any_length_is_clipped_and_says_so(tmp_path, text):
 
 @pytest.mark.parametrize("text", ["\ud800", "a\udfffb", "\x00", "\x1b]0;title\x07", "\u202e", "\U0010ffff"])
 def test_every_character_gives_a_report_a_page_and_a_row(tmp_path, text):
-    told = reported(tmp_path, text, text, text, flags=[{"file": text, "line": 1, "what": text}])
-    row = as_row(told)
+    result = reported(tmp_path, text, text, text, flags=[{"file": text, "line": 1, "what": text}])
+    row = as_row(result)
 
     pages.student_page(row, COURSE).encode()
     pages.class_page([row], COURSE, "").encode()
@@ -50,9 +50,9 @@ def test_every_character_gives_a_report_a_page_and_a_row(tmp_path, text):
 def test_a_report_that_was_cut_off_counts_as_none_and_is_noted(tmp_path, content):
     (tmp_path / "report.json").write_text(content)
 
-    told = read_report.read_report(tmp_path / "report.json")
+    result = read_report.read_report(tmp_path / "report.json")
 
-    assert (told["tests"], told["output"]) == ([], {}) and "cannot be read" in told["notes"][0]
+    assert (result["tests"], result["output"]) == ([], {}) and "cannot be read" in result["notes"][0]
 
 
 def test_a_report_that_is_too_large_is_not_read(tmp_path, monkeypatch):
@@ -66,8 +66,8 @@ def test_the_reason_for_an_error_of_the_system_names_no_folder_of_ours():
 
 
 def test_what_to_look_at_by_hand_is_for_staff_and_never_on_the_students_page(tmp_path):
-    told = reported(tmp_path, flags=[{"file": "common/schedule.py", "line": 3, "what": "calls os._exit"}])
-    row = as_row(told)
+    result = reported(tmp_path, flags=[{"file": "common/schedule.py", "line": 3, "what": "calls os._exit"}])
+    row = as_row(result)
 
     assert "os._exit" not in pages.student_page(row, COURSE) and "review" not in pages.student_page(row, COURSE)
     assert "common/schedule.py:3" in pages.class_page([row], COURSE, "")

@@ -55,14 +55,14 @@ def behind(folder: Path, walls: tuple[str, ...], try_it: Callable[[], object], *
         os.write(writing, answer.encode())
         os._exit(0)
     os.close(writing)
-    with os.fdopen(reading) as said:
-        answer = said.read()
+    with os.fdopen(reading) as pipe:
+        answer = pipe.read()
     os.waitpid(pid, 0)
     return answer
 
 
 @pytest.fixture
-def mine(tmp_path: Path) -> Path:
+def folder(tmp_path: Path) -> Path:
     """A rank's folder, below one that others may pass through."""
     (tmp_path / "rank0").mkdir()
     return tmp_path / "rank0"
@@ -80,8 +80,8 @@ def larger_pipe() -> None:
 
 
 def larger_buffer() -> None:
-    with socket.socket(socket.AF_INET) as mine:
-        mine.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+    with socket.socket(socket.AF_INET) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
 
 
 def watch() -> None:
@@ -163,13 +163,13 @@ REFUSED = ("PermissionError", "[Errno 1]", "File too large", "MemoryError", "No 
 
 
 @pytest.mark.parametrize("wall, try_it", [(wall, try_it) for try_it, wall in ANYBODY_MAY.items()])
-def test_a_rank_is_kept_from_what_anybody_may_do(mine, wall, try_it):
-    (mine.parent / "secret").write_text("secret")
+def test_a_rank_is_kept_from_what_anybody_may_do(folder, wall, try_it):
+    (folder.parent / "secret").write_text("secret")
 
-    said = behind(mine, (wall,), try_it, sockets=True, file=1, memory=200, scratch=4)
-    assert any(words in said for words in REFUSED), said
-    assert list(mine.iterdir()) == [] or wall != "scratch"  # gone with the rank
-    assert "Error" not in behind(mine, (), try_it)
+    answer = behind(folder, (wall,), try_it, sockets=True, file=1, memory=200, scratch=4)
+    assert any(words in answer for words in REFUSED), answer
+    assert list(folder.iterdir()) == [] or wall != "scratch"  # gone with the rank
+    assert "Error" not in behind(folder, (), try_it)
 
 
 def trace_parent() -> None:
@@ -178,51 +178,51 @@ def trace_parent() -> None:
 
 @pytest.mark.parametrize("walls", [("seccomp",), ("network", "seccomp")])
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_UNIX, socket.AF_NETLINK])
-def test_only_a_probe_that_needs_sockets_may_make_them(mine, walls, family):
+def test_only_a_probe_that_needs_sockets_may_make_them(folder, walls, family):
     kind = socket.SOCK_RAW if family == socket.AF_NETLINK else socket.SOCK_STREAM
 
-    assert "PermissionError" in behind(mine, walls, lambda: socket.socket(family, kind))
+    assert "PermissionError" in behind(folder, walls, lambda: socket.socket(family, kind))
 
 
-def test_the_filter_refuses_to_trace(mine):
-    assert "[Errno 1]" in behind(mine, ("seccomp",), trace_parent)
+def test_the_filter_refuses_to_trace(folder):
+    assert "[Errno 1]" in behind(folder, ("seccomp",), trace_parent)
 
 
-def test_a_rank_writes_in_its_own_folder_starts_threads_and_may_signal_itself(mine):
-    assert behind(mine, ("landlock",), lambda: Path("own").write_text("x")) == "1"
-    assert behind(mine, ("seccomp",), lambda: in_a_thread(lambda: 7)) == "7"
-    assert behind(mine, ("seccomp",), lambda: os.kill(os.getpid(), 0)) == "None"
+def test_a_rank_writes_in_its_own_folder_starts_threads_and_may_signal_itself(folder):
+    assert behind(folder, ("landlock",), lambda: Path("own").write_text("x")) == "1"
+    assert behind(folder, ("seccomp",), lambda: in_a_thread(lambda: 7)) == "7"
+    assert behind(folder, ("seccomp",), lambda: os.kill(os.getpid(), 0)) == "None"
 
 
-def test_a_probe_that_is_about_processes_may_start_python(mine):
+def test_a_probe_that_is_about_processes_may_start_python(folder):
     code = f"{sys.executable} -c 'print(\"OK\")'"
 
-    assert "OK" in behind(mine, ("landlock", "seccomp"), lambda: subprocess.getoutput(code), starts=True)
+    assert "OK" in behind(folder, ("landlock", "seccomp"), lambda: subprocess.getoutput(code), starts=True)
 
 
 def in_a_thread(do: Callable[[], object]) -> str:
-    said = list[object]()
-    thread = threading.Thread(target=lambda: said.append(do()))
+    results = list[object]()
+    thread = threading.Thread(target=lambda: results.append(do()))
     thread.start()
     thread.join()
-    return str(said[0])
+    return str(results[0])
 
 
 def readable(paths: Iterable[Path]) -> list[Path]:
-    found = []
+    readable_paths = []
     for path in paths:
         with contextlib.suppress(PermissionError):
             os.listdir(path) if path.is_dir() else path.read_text()
-            found.append(path)
-    return found
+            readable_paths.append(path)
+    return readable_paths
 
 
-def test_neither_a_solution_nor_a_grader_can_be_read(mine):
+def test_neither_a_solution_nor_a_grader_can_be_read(folder):
     solutions = [ROOT / file for file in ("common/data_partition.py", "staff/sandbox/graded_run.py", "course.toml")]
     secrets = [*solutions, ROOT / "grader", *(ROOT / "grader").rglob("*.py")]
 
-    assert behind(mine, ("landlock",), lambda: readable(secrets)) == "[]"
-    assert behind(mine, (), lambda: len(readable(secrets))) == str(len(secrets))
+    assert behind(folder, ("landlock",), lambda: readable(secrets)) == "[]"
+    assert behind(folder, (), lambda: len(readable(secrets))) == str(len(secrets))
 
 
 def test_every_file_with_a_solution_can_be_closed_to_other_users():
@@ -247,31 +247,31 @@ def test_the_courses_table_is_not_in_a_ranks_tree(tmp_path):
     assert os.listdir(tmp_path / "copy") == ["mine.py"]
 
 
-def test_reading_a_file_leaves_no_time_that_another_rank_could_see(mine, tmp_path):
+def test_reading_a_file_leaves_no_time_that_another_rank_could_see(folder, tmp_path):
     (tmp_path / "read").write_text("x")
     os.utime(tmp_path / "read", (0, 10))
 
-    assert behind(mine, ("scratch",), (tmp_path / "read").read_text) == "x"
+    assert behind(folder, ("scratch",), (tmp_path / "read").read_text) == "x"
     assert (tmp_path / "read").stat().st_atime == 0
-    behind(mine, (), (tmp_path / "read").read_text)
+    behind(folder, (), (tmp_path / "read").read_text)
     assert (tmp_path / "read").stat().st_atime > 0
 
 
-def test_a_network_of_its_own_reaches_itself_and_nobody_else(mine):
+def test_a_network_of_its_own_reaches_itself_and_nobody_else(folder):
     def meet_oneself() -> str:
         with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()):
             return "met"
 
     with socket.create_server(("127.0.0.1", 0)) as outside:
         address = outside.getsockname()
-        assert "ConnectionRefusedError" in behind(mine, ("network",), lambda: socket.create_connection(address, 5))
-    assert behind(mine, ("network", "seccomp"), meet_oneself, sockets=True) == "met"
+        assert "ConnectionRefusedError" in behind(folder, ("network",), lambda: socket.create_connection(address, 5))
+    assert behind(folder, ("network", "seccomp"), meet_oneself, sockets=True) == "met"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="another user needs root")
-def test_a_rank_is_another_user_for_good(mine):
-    assert behind(mine, ("user",), lambda: (os.getresuid(), os.getgroups())) == "((54321, 54321, 54321), [])"
-    assert "PermissionError" in behind(mine, ("user",), lambda: os.setuid(0))
+def test_a_rank_is_another_user_for_good(folder):
+    assert behind(folder, ("user",), lambda: (os.getresuid(), os.getgroups())) == "((54321, 54321, 54321), [])"
+    assert "PermissionError" in behind(folder, ("user",), lambda: os.setuid(0))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="another user needs root")
@@ -279,12 +279,12 @@ def test_a_free_user_id_is_that_of_no_account():
     assert graded_run.free_uid() in graded_run.UIDS
 
 
-def test_capabilities_of_a_new_user_namespace_are_given_up(mine):
+def test_capabilities_of_a_new_user_namespace_are_given_up(folder):
     def rights() -> str:
         return next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("CapEff"))
 
     walls = ("user", "network", "scratch") if os.geteuid() == 0 else ("network", "scratch")
-    assert behind(mine, walls, rights).split()[1].strip("0") == ""
+    assert behind(folder, walls, rights).split()[1].strip("0") == ""
 
 
 def test_every_jump_of_the_filter_lands_inside_of_it():

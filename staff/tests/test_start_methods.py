@@ -35,9 +35,9 @@ def start(entry: Entry, tree: Path) -> subprocess.CompletedProcess:
 @pytest.mark.slow
 @pytest.mark.parametrize("entry", RIGHT, ids=lambda entry: entry.name)
 def test_what_the_graders_accept_starts_with_forkserver(entry, tmp_path):
-    done = start(entry, tmp_path)
+    process = start(entry, tmp_path)
 
-    assert done.returncode == 0, done.stderr
+    assert process.returncode == 0, process.stderr
     records = [json.loads((tmp_path / "out" / f"rank{rank}.json").read_text()) for rank in range(2)]
     assert [len(record["iterations"]) for record in records] == [2, 2]
 

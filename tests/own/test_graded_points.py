@@ -264,7 +264,7 @@ def test_a_test_of_absence_runs_after_the_others_of_its_region_and_counts_with_t
 
 def test_a_test_of_absence_gives_nothing_while_another_test_of_its_region_fails(graded):
     assert graded.points_lost["1.1"] == 3
-    assert graded.seen["test_nothing_is_imported"].message.startswith(
+    assert graded.results["test_nothing_is_imported"].message.startswith(
         "skipped: not counted yet: this test counts only when the other tests of region 1.1 pass; "
         "test_the_model_is_loaded has not passed"
     )

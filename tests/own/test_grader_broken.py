@@ -44,9 +44,9 @@ def test_a_file_that_does_not_load_costs_its_own_points_only(tmp_path):
 
     graded = grade(tmp_path / "tree", [*TESTS, IMPORTS], seed=1)
 
-    assert len(graded.seen) == len(TESTS) + 1
+    assert len(graded.results) == len(TESTS) + 1
     for file, test in [*zip(BROKEN, TESTS, strict=True), ("task2b_allreduce/run_glue.py", IMPORTS)]:
-        status, message = graded.statuses[function_of(test)], graded.seen[function_of(test)].message
+        status, message = graded.statuses[function_of(test)], graded.results[function_of(test)].message
         assert (status == "passed") == (BROKEN[file][1] == ""), message
         assert BROKEN[file][1] in message
 
