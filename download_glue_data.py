@@ -183,12 +183,12 @@ def find_members(archive: zipfile.ZipFile, task: str) -> dict[str, zipfile.ZipIn
         path = PurePosixPath(name.replace("\\", "/"))
         if path.is_absolute() or ".." in path.parts:
             raise DamagedFileError(f"{archive.filename} contains a path outside of itself, {name!r}")
-    found = {split: members[place] for split in ROWS[task] if (place := f"{task}/{split}.tsv") in members}
-    if missing := NEEDED[task] - found.keys():
+    splits = {split: members[place] for split in ROWS[task] if (place := f"{task}/{split}.tsv") in members}
+    if missing := NEEDED[task] - splits.keys():
         raise DamagedFileError(f"{archive.filename} contains no {task}/{min(missing)}.tsv, which is required")
-    if (unpacked := sum(member.file_size for member in found.values())) > LARGEST_TASK:
+    if (unpacked := sum(member.file_size for member in splits.values())) > LARGEST_TASK:
         raise DamagedFileError(f"{archive.filename} would unpack to {unpacked:,} bytes, more than {LARGEST_TASK:,}")
-    return found
+    return splits
 
 
 def assemble_mrpc(parts: list[Path], folder: Path) -> None:

@@ -32,8 +32,8 @@ def main(argv: list[str] | None = None) -> None:
         files = [hub_files(arguments.hub)]
         sources = [{"name": str(files[0]), "bytes": None, "modified": None}]
     else:
-        found = find_files(arguments.input)
-        files, sources = [*found], describe(found)
+        paths = find_files(arguments.input)
+        files, sources = [*paths], describe(paths)
     request = make_request(sources, tokenizer, size, arguments.block_size, arguments.validation)
     output = arguments.output.absolute()
     exists = _check_output(output)

@@ -84,14 +84,14 @@ class CommunicationRecord(Record):
     def _print_summary(self) -> None:
         super()._print_summary()
         record = self.as_dict()
-        found, memory = record["communication"], record["memory"]
-        if found["exposed_seconds"] is not None:
+        communication, memory = record["communication"], record["memory"]
+        if communication["exposed_seconds"] is not None:
             print(
-                f"communication per iteration: {found['exposed_seconds']:.4f} s not hidden by backward, "
-                f"{found['messages']:.1f} messages, {found['bytes']:,.0f} bytes passed to calls"
+                f"communication per iteration: {communication['exposed_seconds']:.4f} s not hidden by backward, "
+                f"{communication['messages']:.1f} messages, {communication['bytes']:,.0f} bytes passed to calls"
             )
-        kept, peak, process = (None if size is None else f"{size / MB:,.0f} MB" for size in memory.values())
+        persistent, peak, process = (None if size is None else f"{size / MB:,.0f} MB" for size in memory.values())
         print(
-            f"memory of this worker: {kept} of parameters, gradients and optimizer state; a step needs "
+            f"memory of this worker: {persistent} of parameters, gradients and optimizer state; a step needs "
             f"{peak or 'unknown'} at its peak; the process had at most {process or 'unknown'}"
         )

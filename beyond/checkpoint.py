@@ -79,10 +79,10 @@ def _read(file: Path) -> list[dict[str, Any]]:
 
 def _files(folder: Path) -> list[Path]:
     """Return the files of one checkpoint, in the order of the ranks that wrote them."""
-    found = sorted(folder.glob("shard0_of_*.pt"))
-    if len(found) != 1:
-        raise InputError(f"checkpoint {folder}: expected one file shard0_of_N.pt, found {len(found)}")
-    count = int(found[0].stem.removeprefix("shard0_of_"))
+    first_shards = sorted(folder.glob("shard0_of_*.pt"))
+    if len(first_shards) != 1:
+        raise InputError(f"checkpoint {folder}: expected one file shard0_of_N.pt, found {len(first_shards)}")
+    count = int(first_shards[0].stem.removeprefix("shard0_of_"))
     files = [folder / f"shard{rank}_of_{count}.pt" for rank in range(count)]
     missing = [file.name for file in files if not file.exists()]
     if missing:
@@ -107,15 +107,15 @@ def _set_state(piece: Piece, optimizer: Optimizer, whole: dict[str, Tensor], num
     flat, shard = piece.flat, piece.shard
     length = flat.shard_length
     lengths = [len(part) for part in shard.parts]
-    mine = {}
+    own_tensors = {}
     for name, tensor in whole.items():
         padded = torch.zeros(length * dist.get_world_size())
         padded[: sum(flat.sizes)] = tensor[: sum(flat.sizes)]
-        mine[name] = padded[dist.get_rank() * length :][:length].to(shard.values.device, copy=True)
+        own_tensors[name] = padded[dist.get_rank() * length :][:length].to(shard.values.device, copy=True)
         if name == "values" and flat.values.untyped_storage().nbytes():  # not with ZeRO-3, which has freed this memory
             flat.values.copy_(padded)
-    shard.values.copy_(mine.pop("values"))
+    shard.values.copy_(own_tensors.pop("values"))
     for i, part in enumerate(shard.parts):
-        tensors = {name: tensor.split(lengths)[i] for name, tensor in mine.items()}
+        tensors = {name: tensor.split(lengths)[i] for name, tensor in own_tensors.items()}
         copies = {name: value.clone() if isinstance(value, Tensor) else value for name, value in numbers.items()}
         optimizer.state[part] = tensors | copies

@@ -135,8 +135,8 @@ def table(size: float, workers: int, link: Link, backward: float, forward: float
         f"{count} buckets during backward": equal_buckets(count, backward, size, workers, link) for count in counts
     }
     for name, buckets in rows.items():
-        found = step_time(forward, backward, 0.0, buckets)
-        lines.append(f"{name:<28}{found.total:>10.4f}{found.exposed:>10.4f}{found.hidden:>10.4f}")
+        step = step_time(forward, backward, 0.0, buckets)
+        lines.append(f"{name:<28}{step.total:>10.4f}{step.exposed:>10.4f}{step.hidden:>10.4f}")
     return "\n".join(lines)
 
 
@@ -145,12 +145,12 @@ def seconds(text: str) -> float:
     units = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
     unit = next((unit for unit in units if text.endswith(unit)), "")
     try:
-        found = float(text.removesuffix(unit)) * units[unit]
+        duration = float(text.removesuffix(unit)) * units[unit]
     except (ValueError, KeyError):
-        found = -1.0
-    if not 0 <= found < float("inf"):
+        duration = -1.0
+    if not 0 <= duration < float("inf"):
         raise argparse.ArgumentTypeError(f"expected a time such as 50us or 0.2ms, got {text!r}")
-    return found
+    return duration
 
 
 def main() -> None:

@@ -162,9 +162,9 @@ def _files(folder: Path) -> dict[str, Path]:
     """Return the file of every tensor in the folder that can be read by numpy."""
     index = folder / "model.safetensors.index.json"
     names = set(json.loads(index.read_text())["weight_map"].values()) if index.is_file() else {"model.safetensors"}
-    found = dict[str, Path]()
+    files = dict[str, Path]()
     for file in [folder / name for name in names if (folder / name).is_file()]:
         with safe_open(file, "np") as weights:
             names_here = weights.keys()
-            found |= {key: file for key in names_here if weights.get_slice(key).get_dtype() in NUMPY_KNOWS}
-    return found
+            files |= {key: file for key in names_here if weights.get_slice(key).get_dtype() in NUMPY_KNOWS}
+    return files

@@ -29,8 +29,8 @@ def parameters_by_block(model: nn.Module, blocks: Sequence[nn.Module]) -> list[l
             if parameter.requires_grad:
                 owners[parameter].add(i)
     lists: list[list[Parameter]] = [[] for _ in range(len(blocks) + 1)]
-    for parameter, found in owners.items():
-        lists[found.pop() if len(found) == 1 else -1].append(parameter)
+    for parameter, indices in owners.items():
+        lists[indices.pop() if len(indices) == 1 else -1].append(parameter)
     for i, parameters in enumerate(lists):
         dtypes = {str(parameter.dtype) for parameter in parameters}
         if len(dtypes) > 1:

@@ -44,10 +44,10 @@ def members(grid: Grid) -> dict[str, list[list[int]]]:
     # BEGIN SOLUTION b.14
     sizes = (grid.pipeline, grid.data, grid.tensor)
     ranks = torch.arange(grid.pipeline * grid.data * grid.tensor).view(sizes)
-    found = {}
+    groups = {}
     for axis, kind in enumerate(("pipeline", "data", "tensor")):
-        found[kind] = sorted(ranks.movedim(axis, -1).reshape(-1, sizes[axis]).tolist())
-    return found
+        groups[kind] = sorted(ranks.movedim(axis, -1).reshape(-1, sizes[axis]).tolist())
+    return groups
     # END SOLUTION b.14
 
 

@@ -70,8 +70,8 @@ def gpt2_sizes(config: PretrainedConfig, length: int) -> Sizes:
 
 def cut(sizes: Sizes, slices: int) -> Sizes:
     """Return the sizes of a rank of a tensor group: its slice of every block."""
-    kept = sizes.whole + (sizes.kept - sizes.whole) // slices
-    return replace(sizes, block=sizes.block // slices, matrix=sizes.matrix // slices, kept=kept)
+    activations = sizes.whole + (sizes.kept - sizes.whole) // slices
+    return replace(sizes, block=sizes.block // slices, matrix=sizes.matrix // slices, kept=activations)
 
 
 def peak(strategy: str, sizes: Sizes, batch: float, workers: int, micro_batches: int = 1) -> float:
@@ -108,16 +108,17 @@ def sent_during_backward(sizes: Sizes, batch: float, workers: int, gathered: flo
     gathered: how many blocks are whole while one computes, with what gloo needs to gather the next; 0: all stay whole.
     messages: the memory of those in transit, in blocks.
     """
-    block, embedding, kept = sizes.block, sizes.embedding, batch * sizes.kept
+    block, embedding, activations = sizes.block, sizes.embedding, batch * sizes.kept
     shard, whole = sizes.parameters / workers, gathered * block
     stays = 2 * shard + (shard + sizes.root if gathered else sizes.parameters)
-    found = [stays + whole + sizes.blocks * kept + max(_loss(sizes, batch), embedding + 2 * sizes.matrix)]
-    for done in range(sizes.blocks):  # blocks whose gradients have been sent, when those of the next are complete
-        there = embedding + block * (1 + min(messages, 2 * done)) + done * block / workers
-        found.append(stays + whole + (sizes.blocks - done - 1) * kept + there)  # the embedding: its gradient of the end
+    peaks = [stays + whole + sizes.blocks * activations + max(_loss(sizes, batch), embedding + 2 * sizes.matrix)]
+    for sent in range(sizes.blocks):  # blocks whose gradients have been sent, when those of the next are complete
+        # The embedding's gradient, from the end of the model, exists throughout backward.
+        there = embedding + block * (1 + min(messages, 2 * sent)) + sent * block / workers
+        peaks.append(stays + whole + (sizes.blocks - sent - 1) * activations + there)
     if not gathered:  # at the end of step, the new shards are copied and gathered; gloo works on two blocks at a time
-        found.append(stays + 2 * shard + 2 * max(block, sizes.root))
-    return max(found)
+        peaks.append(stays + 2 * shard + 2 * max(block, sizes.root))
+    return max(peaks)
 
 
 def _stage(stage: int, sizes: Sizes, batch: float, stages: int, micro_batches: int) -> float:

@@ -31,14 +31,14 @@ def measure(master_ip: str, master_port: int, world_size: int, rank: int, megaby
     options._devices = [gloo.create_device(hostname=own_address(master_ip))]  # not the host name's network
     options._timeout = PATIENCE
     group = gloo(store, rank, world_size, options)
-    mine, theirs = (torch.zeros(megabytes * 10**6 // 4) for _ in range(2))
+    outgoing, incoming = (torch.zeros(megabytes * 10**6 // 4) for _ in range(2))
     after, before = (rank + 1) % world_size, (rank - 1) % world_size
     seconds = []
     for _ in range(rounds):
         group.barrier().wait()
         start = time.perf_counter()
-        sending = group.send([mine], after, 0)
-        group.recv([theirs], before, 0).wait()
+        sending = group.send([outgoing], after, 0)
+        group.recv([incoming], before, 0).wait()
         sending.wait()
         seconds.append(time.perf_counter() - start)
     group.barrier().wait()  # rank 0 holds the store: it must not leave first

@@ -50,11 +50,11 @@ def ok_or_fix(good: bool, text: str, todo: str) -> Finding:
 # --------------------------------------------------------------------------------------- of one node
 
 
-def check_versions(found: dict[str, str]) -> Finding:
-    """Python and the packages; `found` as versions() gives it."""
-    text = ", ".join(f"{name} {number}" for name, number in found.items())
-    missing = [name for name, number in found.items() if number == "missing"]
-    old = tuple(int(part) for part in found["Python"].split(".")[:2]) < (3, 11)
+def check_versions(installed: dict[str, str]) -> Finding:
+    """Python and the packages; `installed` as versions() returns it."""
+    text = ", ".join(f"{name} {number}" for name, number in installed.items())
+    missing = [name for name, number in installed.items() if number == "missing"]
+    old = tuple(int(part) for part in installed["Python"].split(".")[:2]) < (3, 11)
     todo = "install Python 3.11 or newer" if old else f"{', '.join(missing)} missing, run make setup"
     return ok_or_fix(not missing and not old, text, todo)
 
@@ -125,13 +125,13 @@ def torch_on_gpus() -> tuple[str, int]:
 
 def versions() -> dict[str, str]:
     """Python's and the packages' versions, from their metadata: importing torch takes seconds."""
-    found = {"Python": ".".join(str(part) for part in sys.version_info[:3])}
+    installed = {"Python": ".".join(str(part) for part in sys.version_info[:3])}
     for name in PACKAGES:
         try:
-            found[name] = version(name)
+            installed[name] = version(name)
         except PackageNotFoundError:
-            found[name] = "missing"
-    return found
+            installed[name] = "missing"
+    return installed
 
 
 def code_state() -> dict[str, str]:

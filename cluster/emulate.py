@@ -168,17 +168,17 @@ def why_not() -> str:
     missing = [tool for tool in ("unshare", "ip", "tc") if not shutil.which(tool, path=search_path())]
     if missing:
         return f"{' and '.join(missing)} not found: sudo apt-get install iproute2 util-linux"
-    tried = subprocess.run(
+    attempt = subprocess.run(
         [*namespaces(), "ip", "link", "add", "lan", "type", "bridge"], capture_output=True, text=True
     )
-    if tried.returncode == 0:
+    if attempt.returncode == 0:
         return ""
-    said = tried.stderr.strip().splitlines()[-1:] or [f"exit code {tried.returncode}"]
+    reason = (attempt.stderr.strip().splitlines() or [f"exit code {attempt.returncode}"])[-1]
     if os.geteuid() == 0:
-        return f"root is not allowed to create namespaces here ({said[0]}); start the container with --privileged"
+        return f"root is not allowed to create namespaces here ({reason}); start the container with --privileged"
     ubuntu, debian = "kernel.apparmor_restrict_unprivileged_userns=0", "kernel.unprivileged_userns_clone=1"
     return (
-        f"this user is not allowed to create namespaces ({said[0]}); use sudo, or allow it with "
+        f"this user is not allowed to create namespaces ({reason}); use sudo, or allow it with "
         f"`sudo sysctl -w {ubuntu}` (Ubuntu) or `sudo sysctl -w {debian}` (Debian)"
     )
 

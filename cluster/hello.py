@@ -74,9 +74,9 @@ def send(worker):
 def all_reduce(worker):
     """[3] Collective: every rank passes a (2,) tensor, which is replaced by the sum over all ranks."""
     tensor = torch.tensor([worker.rank + 1.0, 10.0 * (worker.rank + 1)], device=worker.device)
-    mine = tensor.tolist()
+    own_values = tensor.tolist()
     dist.all_reduce(tensor)  # every rank waits here for every other: all must call it, in the same order
-    print(f"rank {worker.rank} passed {mine} and got the sum {tensor.tolist()}")
+    print(f"rank {worker.rank} passed {own_values} and got the sum {tensor.tolist()}")
 
 
 def main():

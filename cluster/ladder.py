@@ -176,8 +176,8 @@ def times(rows: list[Rung]) -> str:
     """Return a table of where the time of a step goes, in milliseconds; means over the ranks."""
     lines = [f"{'ms of a step, mean of ranks':<28}" + "".join(f"{name:>10}" for name in (*PARTS, "(hidden)"))]
     for row in rows:
-        found = mean(parts(row.timeline))
-        lines.append(f"{row.name:<28}" + "".join(f"{milliseconds(found[name], 1):>10}" for name in (*PARTS, "hidden")))
+        means = mean(parts(row.timeline))
+        lines.append(f"{row.name:<28}" + "".join(f"{milliseconds(means[name], 1):>10}" for name in (*PARTS, "hidden")))
     return "\n".join(["", *lines, ""])
 
 

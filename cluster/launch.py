@@ -107,11 +107,11 @@ def run_silently(what: str, command: list[str], threads: int | None = None) -> N
     """
     environment = os.environ | ({} if threads is None else {"OMP_NUM_THREADS": str(threads)})
     pipe = subprocess.PIPE
-    done = subprocess.run(command, cwd=ROOT, env=environment, stdout=pipe, stderr=subprocess.STDOUT, text=True)
-    if done.returncode:
-        said = done.stdout.strip().splitlines() or ["nothing"]
-        error = next((line for line in said if "error:" in line), said[-1])
-        raise InputError(f"{what} ended with exit code {done.returncode}: {error.replace('error: ', '', 1)}")
+    process = subprocess.run(command, cwd=ROOT, env=environment, stdout=pipe, stderr=subprocess.STDOUT, text=True)
+    if process.returncode:
+        lines = process.stdout.strip().splitlines() or ["nothing"]
+        error = next((line for line in lines if "error:" in line), lines[-1])
+        raise InputError(f"{what} ended with exit code {process.returncode}: {error.replace('error: ', '', 1)}")
 
 
 def free_port() -> int:

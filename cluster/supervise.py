@@ -258,8 +258,8 @@ class Supervisor:
         for rank in self.failed:
             if rank is not cause and not tables:
                 # Of the others one line is enough, and none where it is the same mistake.
-                said = f": {rank.held[-1]}" if rank.held and rank.held[-1:] != cause.held[-1:] else ""
-                self.screen.say(f"afterwards {rank} failed: {meaning(rank.code or 0)}{said}")
+                reason = f": {rank.held[-1]}" if rank.held and rank.held[-1:] != cause.held[-1:] else ""
+                self.screen.say(f"afterwards {rank} failed: {meaning(rank.code or 0)}{reason}")
         stopped = [str(rank) for rank in self._running()]
         if stopped:
             self.screen.say("stopping: " + ", ".join(stopped))

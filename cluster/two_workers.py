@@ -36,7 +36,7 @@ class Speed:
 
     name: str
     tokens_per_second: float
-    said: str
+    warning: str
 
 
 def show_two_workers(steps: int = STEPS) -> None:
@@ -70,8 +70,8 @@ def measure(name: str, workers: int, threads: int, steps: int) -> Speed:
     run_silently(f"{SCRIPT} on {name}", command, threads)
     records = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(workers)]
     seconds = statistics.median(step["seconds"] for step in records[0]["iterations"][1:])
-    said = disturbance(other_programs([record["processor"] for record in records]))
-    return Speed(name, workers * EXAMPLES * TOKENS / seconds, said)
+    warning = disturbance(other_programs([record["processor"] for record in records]))
+    return Speed(name, workers * EXAMPLES * TOKENS / seconds, warning)
 
 
 def table(speeds: list[Speed]) -> str:
@@ -79,8 +79,8 @@ def table(speeds: list[Speed]) -> str:
     lines = ["", f"{'GPT-2':<26} {'tokens/s':>9} {'speed-up':>9}"]
     for speed in speeds:
         ratio = speed.tokens_per_second / speeds[0].tokens_per_second
-        lines.append(f"{speed.name:<26} {speed.tokens_per_second:9.0f} {ratio:9.2f}   {speed.said}".rstrip())
-    if any(speed.said for speed in speeds):
+        lines.append(f"{speed.name:<26} {speed.tokens_per_second:9.0f} {ratio:9.2f}   {speed.warning}".rstrip())
+    if any(speed.warning for speed in speeds):
         lines.append("Other programs were busy, so these figures do not count; repeat: python -m cluster.two_workers")
     return "\n".join([*lines, ""])
 

@@ -78,9 +78,9 @@ def _glue_config(kind: type[Glue], task: str, flags: Namespace) -> Glue:
         raise InputError(f"--task_name: expected one of {', '.join(GLUE_TASKS)}; got {config.task_name!r}")
     check_at_least(config, 1, "per_gpu_train_batch_size", "per_gpu_eval_batch_size", "num_train_epochs")
     check_at_least(config, 8, "max_seq_length")
-    found = _find_model(config, "bert")
+    with_model = _find_model(config, "bert")
     own = _model_path(flags.config_name, "bert", weights=False) if flags.config_name else ""
-    return replace(found, config_name=own or found.model_name_or_path)
+    return replace(with_model, config_name=own or with_model.model_name_or_path)
 
 
 def parse_gpt2_arguments(task: str, argv: list[str] | None = None, world_size: int = 1) -> Gpt2Config:

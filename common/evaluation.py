@@ -42,8 +42,8 @@ def evaluate_text(worker: Worker, model: nn.Module, blocks: Dataset, batch_size:
     total_loss, right, tokens = 0.0, 0, 0
     with torch.no_grad():
         for ids in worker.batches(DataLoader(blocks, batch_size=batch_size)):  # (B, T)
-            found = text_sums(model(input_ids=ids).logits, ids)
-            total_loss, right, tokens = total_loss + found[0], right + found[1], tokens + found[2]
+            sums = text_sums(model(input_ids=ids).logits, ids)
+            total_loss, right, tokens = total_loss + sums[0], right + sums[1], tokens + sums[2]
     return text_metrics(total_loss, right, tokens)
 
 

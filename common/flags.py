@@ -39,8 +39,8 @@ def true_or_false(text: str) -> bool:
 
 def link_rate(text: str) -> float:
     """Return the bits per second of a rate in tc's words: 1gbit, 100mbit, 2.5gbit, 56kbit."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg]?)bit", text.lower())
-    rate = float(found[1]) * {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}[found[2]] if found else 0.0
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmg]?)bit", text.lower())
+    rate = float(match[1]) * {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9}[match[2]] if match else 0.0
     if not rate:
         raise argparse.ArgumentTypeError(f"expected a rate such as 1gbit or 100mbit, got {text!r}")
     return rate

@@ -53,8 +53,8 @@ def alive_bytes(device: torch.device) -> int | None:
 
 
 def _allocated(mallinfo2: Callable[[], _MallInfo2]) -> int:
-    found = mallinfo2()
-    return found.uordblks + found.hblkhd  # on the heaps, and in mappings of their own
+    info = mallinfo2()
+    return info.uordblks + info.hblkhd  # on the heaps, and in mappings of their own
 
 
 class PeakMemory:
@@ -152,9 +152,9 @@ class PeakMemory:
 
 def _status(name: str) -> int:
     """Return an entry of /proc/self/status in bytes."""
-    found = re.search(rf"^{name}:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
-    assert found, name
-    return 1024 * int(found[1])
+    match = re.search(rf"^{name}:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
+    assert match, name
+    return 1024 * int(match[1])
 
 
 def _limit(megabytes: int, device: torch.device) -> Callable[[], None]:

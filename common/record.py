@@ -234,9 +234,9 @@ class Record:
             print(f"after epoch {evaluation['epoch']}: {_words(evaluation['metrics'])}")
         if self.seconds_per_iteration is not None:
             print(f"mean time per iteration, without the first: {self.seconds_per_iteration:.4f} s")
-        if self.worker.world_size == 1 and (said := disturbance(other_programs([self._processor.so_far()]))):
+        if self.worker.world_size == 1 and (warning := disturbance(other_programs([self._processor.so_far()]))):
             advice = "; OMP_NUM_THREADS=1 makes a run less sensitive" if torch.get_num_threads() > 1 else ""
-            print(f"{said}: its times are too long{advice}")
+            print(f"{warning}: its times are too long{advice}")
         print(f"record: {shown(self.config.output_dir)}/rank{self.worker.rank}.json", flush=True)
 
 

@@ -34,12 +34,12 @@ def marked(root: Path, file: str, name: str) -> Iterator[tuple[str, list[Any], d
 
 @functools.lru_cache(maxsize=128)  # a class or a bank reads the same files for each tree
 def _marked(source: bytes, name: str) -> list[tuple[str, list[Any], dict[str, Any]]]:
-    found = []
+    tests = []
     for function in ast.parse(source).body:
         if isinstance(function, ast.FunctionDef):
             for mark in function.decorator_list:
                 if isinstance(mark, ast.Call) and ast.unparse(mark.func).rpartition(".")[2] == name:
                     values = [ast.literal_eval(value) for value in mark.args]
                     words = {str(word.arg): ast.literal_eval(word.value) for word in mark.keywords}
-                    found.append((function.name, values, words))
-    return found
+                    tests.append((function.name, values, words))
+    return tests

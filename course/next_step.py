@@ -10,11 +10,11 @@ from course.todo import Block, find_blocks
 
 def open_regions(course: Course, tree: Path) -> dict[str, int]:
     """Region -> line of its TODO in its home file, for every region whose placeholder is still there."""
-    found: dict[str, int] = {}
+    lines: dict[str, int] = {}
     for block in _home_blocks(course, tree):
         if not block.attempted:
-            found.setdefault(block.id, block.line)  # of several parts the first counts
-    return found
+            lines.setdefault(block.id, block.line)  # of several parts the first counts
+    return lines
 
 
 def open_in_script(tree: Path, file: str) -> tuple[str, ...]:
@@ -56,10 +56,10 @@ def next_step(course: Course, tree: Path, failed: Sequence[str] = (), asked: Col
 
 def written(course: Course, tree: Path) -> dict[str, tuple[str, ...]]:
     """Region -> what is written for it in its home file, part by part; a file that is not valid Python is left out."""
-    found: dict[str, tuple[str, ...]] = {}
+    bodies: dict[str, tuple[str, ...]] = {}
     for block in _home_blocks(course, tree):
-        found[block.id] = (*found.get(block.id, ()), block.body)
-    return found
+        bodies[block.id] = (*bodies.get(block.id, ()), block.body)
+    return bodies
 
 
 def _command(region: str) -> str:

@@ -106,13 +106,13 @@ class Course:
 
     def all_needs(self, region_id: str, *more: str) -> tuple[str, ...]:
         """`more`, and every region that these build on, directly or not, in the table's order."""
-        todo, found = [*self.regions[region_id].needs, *more], set[str]()
+        todo, needs = [*self.regions[region_id].needs, *more], set[str]()
         while todo:
             need = todo.pop()
-            if need not in found:
-                found.add(need)
+            if need not in needs:
+                needs.add(need)
                 todo += self.regions[need].needs
-        return tuple(other for other in self.regions if other in found)
+        return tuple(other for other in self.regions if other in needs)
 
     def in_order_of_needs(self) -> list[str]:
         """All regions in the table's order, but each after those that it builds on."""
@@ -217,14 +217,14 @@ def _check(course: Course, where: str) -> None:
 def score_of(tests: Iterable[Mapping[str, Any]], bonus_tasks: Collection[str]) -> dict[str, int]:
     """Return the sums of graded tests: score and max_score, with bonus tests also bonus and max_bonus, and the points
     that could not be graded on this machine, if there are any, as not_graded_here."""
-    found = {"score": 0, "max_score": 0}
+    sums = {"score": 0, "max_score": 0}
     for test in tests:
         got, most = ("bonus", "max_bonus") if test["task"] in bonus_tasks else ("score", "max_score")
-        found[got] = found.get(got, 0) + test["points"]
-        found[most] = found.get(most, 0) + test["max_points"]
+        sums[got] = sums.get(got, 0) + test["points"]
+        sums[most] = sums.get(most, 0) + test["max_points"]
         if test.get("status") == NOT_GRADED_HERE:
-            found["not_graded_here"] = found.get("not_graded_here", 0) + test["max_points"]
-    return found
+            sums["not_graded_here"] = sums.get("not_graded_here", 0) + test["max_points"]
+    return sums
 
 
 def score_in_words(report: Mapping[str, Any]) -> str:
@@ -240,7 +240,7 @@ def files_matching(root: Path, patterns: Iterable[str]) -> list[str]:
     Raises:
         InputError: a pattern that matches nothing, or a link.
     """
-    found: set[str] = set()
+    files: set[str] = set()
     for pattern in patterns:
         paths = [path for path in root.glob(pattern) if path.is_symlink() or path.is_file()]
         if not paths:
@@ -250,5 +250,5 @@ def files_matching(root: Path, patterns: Iterable[str]) -> list[str]:
                 raise InputError(
                     f"{path.relative_to(root)}: expected a plain file, got a link; put the file itself there"
                 )
-        found.update(path.relative_to(root).as_posix() for path in paths if "__pycache__" not in path.parts)
-    return sorted(found)
+        files.update(path.relative_to(root).as_posix() for path in paths if "__pycache__" not in path.parts)
+    return sorted(files)

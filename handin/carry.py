@@ -72,9 +72,9 @@ def carry(tree: Path, course: Course, into: Iterable[str] = (), force: bool = Fa
         yield from _carry_into(script, tree, course, homes, force)
 
 
-def summary(said: Iterable[str]) -> list[str]:
+def summary(messages: Iterable[str]) -> list[str]:
     """The lines of `carry`, with all TODOs that are not solved yet in one line at the end."""
-    lines = list(said)
+    lines = list(messages)
     opened = [line for line in lines if NOT_YET in line]
     regions = dict.fromkeys(line.split(" ")[0] for line in opened)
     rest = [line for line in lines if line not in opened]
@@ -104,8 +104,8 @@ def _carry_into(
         if isinstance(source, str):
             yield f"{what}: not carried, {source}"
             continue
-        script, said = _carry_block(script, source, block, force)
-        yield f"{what}: {said}"
+        script, message = _carry_block(script, source, block, force)
+        yield f"{what}: {message}"
     if script.text != before.text:
         pairs = zip(before.blocks, script.blocks, strict=True)
         if any(old.attempted and old.body != new.body for old, new in pairs):  # the student's own lines
@@ -132,19 +132,19 @@ def _carry_block(script: Script, home: Script, block: Block, force: bool) -> tup
     if source.body.strip("\n") == block.body.strip("\n"):
         return script, "already there"
     if block.attempted and not force:
-        kept = f"kept what you wrote at line {block.line}; it differs from {home.name}"
-        return script, f"{kept}; use --force to replace it"
+        reason = f"kept what you wrote at line {block.line}; it differs from {home.name}"
+        return script, f"{reason}; use --force to replace it"
     place = script.parts(block.id)[block.part - 1]  # lines have moved if blocks above were carried
     changed = script.with_text(replace_block(script.text, place, source.body))
     if problem := _does_not_compile(changed):
         return script, f"not carried, the lines in {home.name} are not valid Python yet ({problem})"
     lines = len(source.body.strip("\n").split("\n"))
-    said = f"carried {lines} line{'s' * (lines > 1)} from {home.name}"
+    message = f"carried {lines} line{'s' * (lines > 1)} from {home.name}"
     if missing := _names_left_behind(source, home, changed):
-        said += f"; they use {', '.join(missing)}, which this file does not have: copy it by hand"
+        message += f"; they use {', '.join(missing)}, which this file does not have: copy it by hand"
     if block.attempted:
-        said += "\n" + _difference(block, source, script.name, home.name)
-    return changed, said
+        message += "\n" + _difference(block, source, script.name, home.name)
+    return changed, message
 
 
 def _does_not_compile(script: Script) -> str:

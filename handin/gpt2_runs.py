@@ -53,28 +53,28 @@ class Gpt2:
 
 def read_gpt2(folder: Path, on_cpu: bool = True) -> Gpt2:
     """Everything in submit_figures/ that can be read; what cannot is named in the doubts."""
-    found = Gpt2(on_cpu=on_cpu)
+    gpt2 = Gpt2(on_cpu=on_cpu)
     for path in sorted(folder.glob("data_parallel_*.json")):
-        row = _read(path, found)
+        row = _read(path, gpt2)
         if row and not misfit(row, _SCALING):
-            found.scaling[row["workers"], row.get("threads", 1)] = row
+            gpt2.scaling[row["workers"], row.get("threads", 1)] = row
         elif row is not None:
-            found.doubts.append(f"{_name(path)} was written by another version of the scripts; run it again")
-    found.scaling = dict(sorted(found.scaling.items()))
+            gpt2.doubts.append(f"{_name(path)} was written by another version of the scripts; run it again")
+    gpt2.scaling = dict(sorted(gpt2.scaling.items()))
     path = folder / "pipeline_metrics.json"
-    for mode, row in (_read(path, found) or {}).items() if path.exists() else ():
+    for mode, row in (_read(path, gpt2) or {}).items() if path.exists() else ():
         flat = _flatten(row)
         if misfit(flat, _METRICS):
-            found.doubts.append(f"{_name(path)}: {mode} was written by another version; run that mode again")
+            gpt2.doubts.append(f"{_name(path)}: {mode} was written by another version; run that mode again")
         else:
-            found.modes[mode] = flat
-    rows = {f"GPT-2, workers: {workers}, threads: {threads}": row for (workers, threads), row in found.scaling.items()}
-    for what, row in (rows | found.modes).items():
-        if is_number(cores := row.get("other_programs")) and (said := disturbance(cores)):
-            found.doubts.append(f"{what}: {said}; run it again")
-    _compare_workers(found)
-    _compare_modes(found)
-    return found
+            gpt2.modes[mode] = flat
+    rows = {f"GPT-2, workers: {workers}, threads: {threads}": row for (workers, threads), row in gpt2.scaling.items()}
+    for what, row in (rows | gpt2.modes).items():
+        if is_number(cores := row.get("other_programs")) and (warning := disturbance(cores)):
+            gpt2.doubts.append(f"{what}: {warning}; run it again")
+    _compare_workers(gpt2)
+    _compare_modes(gpt2)
+    return gpt2
 
 
 def made_figures(run: Run, gpt2: Gpt2) -> bool:
@@ -84,18 +84,18 @@ def made_figures(run: Run, gpt2: Gpt2) -> bool:
     epochs = [
         sum(sum(times[i : i + steps]) for times in seconds) / len(seconds) for i in range(0, len(seconds[0]), steps)
     ]
-    kept = [row["epochs"][-1][0] for row in (*gpt2.scaling.values(), *gpt2.modes.values()) if row.get("epochs")]
-    return any(math.isclose(mine, theirs) for mine in epochs for theirs in kept)
+    row_epochs = [row["epochs"][-1][0] for row in (*gpt2.scaling.values(), *gpt2.modes.values()) if row.get("epochs")]
+    return any(math.isclose(of_run, of_row) for of_run in epochs for of_row in row_epochs)
 
 
-def _read(path: Path, found: Gpt2) -> Row | None:
+def _read(path: Path, gpt2: Gpt2) -> Row | None:
     try:
         row = json.loads(path.read_text(encoding="utf-8"))
         if isinstance(row, dict):
             return row
     except (OSError, ValueError, RecursionError):
-        pass  # said below, like everything that is no table
-    found.doubts.append(f"{_name(path)} is incomplete or damaged; run it again")
+        pass  # reported below, like everything that is no table
+    gpt2.doubts.append(f"{_name(path)} is incomplete or damaged; run it again")
     return None
 
 
@@ -115,58 +115,59 @@ def _flatten(row: Any) -> Row:
         return {}
 
 
-def _compare_workers(found: Gpt2) -> None:
-    one = found.scaling.get((1, 1), {})
-    for (workers, threads), row in found.scaling.items() if one else ():
+def _compare_workers(gpt2: Gpt2) -> None:
+    one = gpt2.scaling.get((1, 1), {})
+    for (workers, threads), row in gpt2.scaling.items() if one else ():
         what = f"GPT-2 on {workers} workers vs. 1" if threads == 1 else f"GPT-2 on {workers} x {threads} threads vs. 1"
         reason = _settings_differ(one, row)
         if one["batch_size"] * workers != row["batch_size"]:
             reason = f"the batch of one worker is {row['batch_size'] / workers:g} vs. {one['batch_size']}"
         of = "workers" if threads == 1 else "threads"
-        _compare(found, (workers, threads), what, one, row, reason, workers * threads, of)
+        _compare(gpt2, (workers, threads), what, one, row, reason, workers * threads, of)
 
 
-def _compare_modes(found: Gpt2) -> None:
-    base = found.modes.get("model_parallel", {})
-    for mode, row in found.modes.items() if base else ():
+def _compare_modes(gpt2: Gpt2) -> None:
+    base = gpt2.modes.get("model_parallel", {})
+    for mode, row in gpt2.modes.items() if base else ():
         settings = f"(model, batch, tokens) {base['setting']} vs. {row['setting']}"
         reason = settings if base["setting"] != row["setting"] else ""
-        limit = _PARTITIONS if found.on_cpu and mode != "none" else math.inf  # the uncut model may use every core
-        _compare(found, mode, f"{mode} vs. model_parallel", base, row, reason, limit, "partitions")
+        limit = _PARTITIONS if gpt2.on_cpu and mode != "none" else math.inf  # the uncut model may use every core
+        _compare(gpt2, mode, f"{mode} vs. model_parallel", base, row, reason, limit, "partitions")
 
 
 def _settings_differ(row: Row, other: Row) -> str:
-    mine, theirs = row.get("setting"), other.get("setting")
-    if not isinstance(mine, dict) or not isinstance(theirs, dict):
-        return "one of them was written by another version of the scripts" if mine != theirs else ""
-    return "; ".join(f"{key} {mine.get(key)} vs. {theirs.get(key)}" for key in mine if mine.get(key) != theirs.get(key))
+    setting, other_setting = row.get("setting"), other.get("setting")
+    if not isinstance(setting, dict) or not isinstance(other_setting, dict):
+        return "one of them was written by another version of the scripts" if setting != other_setting else ""
+    different = [key for key in setting if setting.get(key) != other_setting.get(key)]
+    return "; ".join(f"{key} {setting.get(key)} vs. {other_setting.get(key)}" for key in different)
 
 
-def _compare(found: Gpt2, key: Hashable, what: str, base: Row, row: Row, reason: str, limit: float, of: str) -> None:
+def _compare(gpt2: Gpt2, key: Hashable, what: str, base: Row, row: Row, reason: str, limit: float, of: str) -> None:
     """Keep the speed-up of a row over `base`, and every doubt about it.
 
     reason: why they cannot be compared, "" if they can. limit: the largest possible speed-up, a number `of`.
     """
     if reason:
-        found.doubts.append(f"{what}: not comparable, {reason}")
+        gpt2.doubts.append(f"{what}: not comparable, {reason}")
         return
     lengths = zip(_tokens(row), _tokens(base), strict=False)  # each epoch against the other's of the same number
-    mine, theirs = max(lengths, key=lambda pair: abs(math.log(pair[0] / pair[1])))
-    if not 0.9 < mine / theirs < 1.1:
-        found.doubts.append(
-            f"{what}: tokens per second x seconds gives {mine:.0f} tokens per epoch in one run, {theirs:.0f} in the "
-            "other: the epochs have different lengths (--max_steps?), or a file is inconsistent"
+    length, base_length = max(lengths, key=lambda pair: abs(math.log(pair[0] / pair[1])))
+    if not 0.9 < length / base_length < 1.1:
+        gpt2.doubts.append(
+            f"{what}: tokens per second x seconds gives {length:.0f} tokens per epoch in one run, {base_length:.0f} "
+            "in the other: the epochs have different lengths (--max_steps?), or a file is inconsistent"
         )
         return
     difference = row["tokens_per_second"] - base["tokens_per_second"]
     errors = [each["tokens_per_second_std"] for each in (base, row)]
-    ratio = found.speedups[key] = row["tokens_per_second"] / base["tokens_per_second"]
+    ratio = gpt2.speedups[key] = row["tokens_per_second"] / base["tokens_per_second"]
     if ratio > limit:
-        found.doubts.append(f"{what}: a speed-up of {ratio:.2f} exceeds the number of {of}, {limit}: measure again")
+        gpt2.doubts.append(f"{what}: a speed-up of {ratio:.2f} exceeds the number of {of}, {limit}: measure again")
     if row is not base and not any(errors):
-        found.doubts.append(f"{what}: only one epoch was measured, so {ratio:.2f} may be noise: run with --n_epochs 4")
+        gpt2.doubts.append(f"{what}: only one epoch was measured, so {ratio:.2f} may be noise: run with --n_epochs 4")
     elif row is not base and abs(difference) <= 2 * math.hypot(*errors):
-        found.doubts.append(f"{what}: {ratio:.2f} is within the noise (two standard deviations over the epochs)")
+        gpt2.doubts.append(f"{what}: {ratio:.2f} is within the noise (two standard deviations over the epochs)")
 
 
 def _tokens(row: Row) -> list[float]:

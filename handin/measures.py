@@ -94,8 +94,8 @@ def _other_programs(run: Run) -> float | None:
 
 def _spoilt_times(run: Run) -> list[str]:
     doubts = []
-    if said := disturbance(_other_programs(run)):
-        doubts.append(f"{said}; run it again")
+    if warning := disturbance(_other_programs(run)):
+        doubts.append(f"{warning}; run it again")
     if len(run.first["iterations"]) < ITERATIONS:
         doubts.append(f"only {len(run.first['iterations'])} iterations; the course asks for {ITERATIONS}")
     seconds = [step["seconds"] for step in run.first["iterations"][1:ITERATIONS]]

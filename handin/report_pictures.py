@@ -49,15 +49,15 @@ class Pictures:
 
     def of_gpt2(self, source: Path, findings: Findings) -> list[str]:
         """The four figures of the GPT-2 parts; those that are missing are named."""
-        found = []
+        pictures = []
         for name, caption in FIGURES.items():
             if picture := self.copied(source / name, caption):
-                found.append(picture)
+                pictures.append(picture)
             else:
                 broken = " (it is damaged)" if (source / name).exists() else ""
                 command = next(command for part, command in _COMMANDS.items() if name.startswith(part))
                 findings.missing.append((f"figure submit_figures/{name}{broken}", command))
-        return found
+        return pictures
 
     def draw(self) -> None:
         """Draw and copy everything that was planned."""

@@ -174,9 +174,9 @@ def _of_another_run(record: dict[str, Any], first: dict[str, Any]) -> str:
         if record[key] != first[key]:
             return f"{key} {record[key]} vs. {first[key]}"
     for key in sorted((record["config"].keys() | first["config"].keys()) - _OWN_OF_A_RANK):
-        mine, theirs = record["config"].get(key), first["config"].get(key)
-        if mine != theirs:
-            return f"{key} {mine} vs. {theirs}"
+        value, first_value = record["config"].get(key), first["config"].get(key)
+        if value != first_value:
+            return f"{key} {value} vs. {first_value}"
     return ""
 
 
@@ -283,7 +283,7 @@ def misfit(value: object, shape: Shape, where: str = "") -> str:
         below = ((item, shape[0], f"{where}[{number}]") for number, item in enumerate(value))
     else:
         return "" if shape(value) else where
-    return next((found for part in below if (found := misfit(*part))), "")
+    return next((place for part in below if (place := misfit(*part))), "")
 
 
 _ABSENT = object()  # fits no shape, as opposed to null

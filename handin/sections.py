@@ -279,7 +279,7 @@ class Stopped:
 
 def find_stopped(root: Path, folder: Path) -> list[Stopped]:
     """Return every stopped run in `folder` and two levels below; a file that cannot be read is left out."""
-    found = []
+    stopped = []
     for path in sorted(path for below in ("", "*/", "*/*/") for path in folder.glob(f"{below}{STOPPED_FILE}")):
         if path.relative_to(folder).parts[0] in COURSES:
             continue
@@ -287,10 +287,10 @@ def find_stopped(root: Path, folder: Path) -> list[Stopped]:
             content = json.loads(path.read_text(encoding="utf-8"))
             rows = tuple(tuple(str(row[cell]) for cell in CELLS) for row in content["rows"])
             name = path.parent.relative_to(root).as_posix() if path.is_relative_to(root) else str(path.parent)
-            found.append(Stopped(name, str(content["conclusion"]), rows))
+            stopped.append(Stopped(name, str(content["conclusion"]), rows))
         except (OSError, ValueError, KeyError, TypeError, RecursionError):
             continue
-    return found
+    return stopped
 
 
 def stopped_tables(stopped: list[Stopped]) -> str:

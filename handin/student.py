@@ -38,5 +38,5 @@ def make_student(netid: str, name: str) -> Student:
 
 def remembered(text: str) -> Student | None:
     """The student of an earlier report."""
-    found = _LINE.search(text)
-    return Student(found[1], found[2]) if found else None
+    match = _LINE.search(text)
+    return Student(match[1], match[2]) if match else None

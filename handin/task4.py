@@ -47,12 +47,12 @@ def traffic(tree: Path, runs: Sequence[Run], folder: Path, findings: Findings, p
         if other := differences(first, run, but=_MAY_DIFFER):
             findings.doubt([f"traffic of {first.name} and {run.name} is not comparable: {'; '.join(other)}"])
         if run.workers != first.workers:
-            said = f"{first.workers} workers vs. {run.workers}"
-            findings.doubt([f"traffic of {first.name} and {run.name} is not comparable: {said}"])
+            difference = f"{first.workers} workers vs. {run.workers}"
+            findings.doubt([f"traffic of {first.name} and {run.name} is not comparable: {difference}"])
     ways = {cells[1][3]: cells[1][-1] for cells in rows}
     if len(ways) > 1:
-        said = "; ".join(f"{run} counts {whose}" for whose, run in ways.items())
-        findings.doubt([f"the bytes of task 4 were not all counted in the same way: {said}"])
+        different_ways = "; ".join(f"{run} counts {whose}" for whose, run in ways.items())
+        findings.doubt([f"the bytes of task 4 were not all counted in the same way: {different_ways}"])
     plots = [
         pictures.copied(folder / "traffic_per_epoch.png", "Bytes sent in an epoch against the batch size"),
         pictures.copied(folder / "traffic_over_time.png", "Traffic over time"),
@@ -75,10 +75,10 @@ def _extrapolated(runs: Sequence[Run]) -> str:
     short = [run for run in runs if not run.whole_epochs]
     if not short:
         return ""
-    said = ", ".join(
+    lengths = ", ".join(
         f"{len(run.first['iterations'])} of {run.first['steps_per_epoch']} in `{run.name}`" for run in short
     )
-    return f" Extrapolated to an epoch from fewer iterations: {said}."
+    return f" Extrapolated to an epoch from fewer iterations: {lengths}."
 
 
 def _missing(runs: Sequence[Run]) -> list[tuple[str, str]]:
@@ -138,13 +138,15 @@ def _row(tree: Path, run: Run, findings: Findings) -> tuple[list[str], list[str]
     try:
         from task4_traffic.compare import read_run
 
-        kept: Any = read_run(tree / run.name)
-        steps = kept.steps_per_epoch
-        expected, framing, observed = (x.sent * steps / 1e6 for x in (kept.expected, kept.framing, kept.observed))
+        traffic_run: Any = read_run(tree / run.name)
+        steps = traffic_run.steps_per_epoch
+        expected, framing, observed = (
+            x.sent * steps / 1e6 for x in (traffic_run.expected, traffic_run.framing, traffic_run.observed)
+        )
         ratio = observed / (expected + framing)
     except InputError as error:
-        said = str(error).replace(str(tree / run.name), run.name)
-        findings.doubt([said + (_again(run) if said.endswith("run it again") else "")])
+        message = str(error).replace(str(tree / run.name), run.name)
+        findings.doubt([message + (_again(run) if message.endswith("run it again") else "")])
         return None
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
@@ -155,14 +157,14 @@ def _row(tree: Path, run: Run, findings: Findings) -> tuple[list[str], list[str]
             f"{run.name}: the observed traffic is {ratio:.2f} times the expected traffic (with framing): "
             "something else used the interface, another interface was counted, or the expectation is wrong"
         ])  # fmt: skip
-    told = ["–", "–"]
+    prediction = ["–", "–"]
     if run.first["config"].get("link_rate"):
-        told = [f"{kept.communication or 0.0:.4f}", f"{kept.predicted:.4f}"]
+        prediction = [f"{traffic_run.communication or 0.0:.4f}", f"{traffic_run.predicted:.4f}"]
     findings.use(run, "traffic")
-    begin, name = [str(run.setting["model"]), str(kept.batch), _dtype(run)], f"`{run.name}`"
-    size, seconds = f"{kept.tensor_bytes / 1e6:.3f}", str(iteration_time(run) or "–")
+    begin, name = [str(run.setting["model"]), str(traffic_run.batch), _dtype(run)], f"`{run.name}`"
+    size, seconds = f"{traffic_run.tensor_bytes / 1e6:.3f}", str(iteration_time(run) or "–")
     megabytes = [f"{x:.2f}" for x in (expected, expected + framing, observed)]
     return (
-        [*begin, str(kept.world_size), str(kept.tensors), size, str(steps), seconds, *told, name],
-        [*begin, kept.whose, *megabytes, f"{observed / expected:.3f}", f"{ratio:.3f}", name],
+        [*begin, str(traffic_run.world_size), str(traffic_run.tensors), size, str(steps), seconds, *prediction, name],
+        [*begin, traffic_run.whose, *megabytes, f"{observed / expected:.3f}", f"{ratio:.3f}", name],
     )

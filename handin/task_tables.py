@@ -45,11 +45,11 @@ def exposed(runs: Sequence[Run], findings: Findings) -> str:
         return "Not measured: the bonus is optional.\n"
     for run in sorted(runs, key=lambda run: (run.slot, run.name)):
         findings.use(run, "bonus")
-        config, said = run.first["config"], run.first.get("communication") or {}
+        config, communication = run.first["config"], run.first.get("communication") or {}
         strategy = str(config.get("strategy", "DDP (task 3)")) if run.slot == "beyond" else "DDP (task 3)"
         buckets = f"{config.get('bucket_mb')}" if strategy == "overlap" else "–"
-        figures = [_cell(said.get("exposed_seconds"), 4), _cell(said.get("messages"), 1)]
-        sent: Any = said.get("bytes")
+        figures = [_cell(communication.get("exposed_seconds"), 4), _cell(communication.get("messages"), 1)]
+        sent: Any = communication.get("bytes")
         memory: dict = run.first.get("memory") or {}
         sizes: list[Any] = [sent, memory.get("persistent_bytes"), memory.get("peak_bytes")]
         figures += [_cell(size / 1e6 if is_number(size) else None, 3) for size in sizes]
@@ -65,24 +65,24 @@ def _cell(value: object, digits: int) -> str:
 
 def micro_batches(runs: Sequence[Run], findings: Findings) -> str:
     """A row for each number of micro-batches, against the run without a pipeline."""
-    mine = {}
+    by_chunks = {}
     for run in (run for run in runs if run.slot == "pipeline"):
         config = run.first["config"]
         mode, chunks = config.get("model_parallel_mode"), config.get("n_chunk")
         if config.get("schedule", "threads") == "threads" and mode in ("model_parallel", "pipeline_parallel"):
-            mine[0 if mode == "model_parallel" else chunks] = run
-    base = mine.pop(0, None)
+            by_chunks[0 if mode == "model_parallel" else chunks] = run
+    base = by_chunks.pop(0, None)
     if base is None:
         findings.missing.append(
             ("a record of GPT-2 without a pipeline", f"{SCRIPT} model_parallel --output_dir runs/pipeline_off")
         )
-    if absent := [chunks for chunks in CHUNKS if chunks not in mine]:
+    if absent := [chunks for chunks in CHUNKS if chunks not in by_chunks]:
         numbers = " ".join(map(str, absent))
         command = f"{SCRIPT} pipeline_parallel --n_chunk $m --output_dir runs/pipeline_m$m"
         findings.missing.append(
             (f"the pipeline with --n_chunk {', '.join(map(str, absent))}", f"for m in {numbers}; do {command}; done")
         )
-    rows = [row for chunks, run in sorted(mine.items()) if (row := _row(chunks, run, base, findings))]
+    rows = [row for chunks, run in sorted(by_chunks.items()) if (row := _row(chunks, run, base, findings))]
     return table("micro-batches M | s per iteration | speed-up | M K/(M+K-1) | run", rows)
 
 
@@ -121,24 +121,24 @@ TIMELINE: dict[str, Shape] = {
 
 def timelines(tree: Path, runs: Sequence[Run], findings: Findings, pictures: Pictures) -> str:
     """A table of the parts of a step for every run with a usable timeline, and the pictures."""
-    rows, shown = [], []
+    rows, plots = [], []
     for slot, (name, command) in SHOWN.items():
-        mine = [run for run in runs if run.slot == slot and run.first.get("timeline")]
+        candidates = [run for run in runs if run.slot == slot and run.first.get("timeline")]
         if slot == "beyond":
-            mine = [run for run in mine if run.first["config"].get("strategy") == "zero3"]
-        problems = {run.name: problem(tree / run.name, run) for run in mine}
-        findings.doubt(f"{run}: {said}" for run, said in problems.items() if said)
-        usable = next((run for run in mine if not problems[run.name]), None)  # your own before the demo's
+            candidates = [run for run in candidates if run.first["config"].get("strategy") == "zero3"]
+        problems = {run.name: problem(tree / run.name, run) for run in candidates}
+        findings.doubt(f"{run}: {reason}" for run, reason in problems.items() if reason)
+        usable = next((run for run in candidates if not problems[run.name]), None)  # your own before the demo's
         if usable:
             findings.use(usable, "timeline")
             rows += [[name, *cells, usable.setting["model"], f"`{usable.name}`"] for cells in _cells(usable)]
             picture = tree / usable.name / "timeline.png"
-            shown.append(pictures.copied(picture, f"{name}: who computes, sends and waits", f"timeline_{slot}.png"))
+            plots.append(pictures.copied(picture, f"{name}: who computes, sends and waits", f"timeline_{slot}.png"))
         elif command:
             findings.missing.append((f"the timeline of {name}", command))
     if not rows:
         return "No run with --timeline.\n"
-    pairs = ["".join(shown[i : i + 2]) for i in range(0, len(shown), 2)]  # one paragraph: side by side in the PDF
+    pairs = ["".join(plots[i : i + 2]) for i in range(0, len(plots), 2)]  # one paragraph: side by side in the PDF
     head = f"task | rank | {' | '.join(f'{part} (ms)' for part in PARTS)} | hidden (ms) | model | run"
     return "\n".join([table(head, rows), *pairs])
 
@@ -164,8 +164,8 @@ def problem(folder: Path, run: Run) -> str:
 def _cells(run: Run) -> list[list[object]]:
     """The mean of the steps for every rank."""
     rows = [Parts(**row) for record in run.records for row in record["timeline"]["steps"]]
-    found: list[list[object]] = []
+    cells: list[list[object]] = []
     for rank in sorted({row.rank for row in rows}):
         means = mean([row for row in rows if row.rank == rank])
-        found.append([rank, *(milliseconds(means[name], 1) for name in (*PARTS, "hidden"))])
-    return found
+        cells.append([rank, *(milliseconds(means[name], 1) for name in (*PARTS, "hidden"))])
+    return cells

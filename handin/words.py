@@ -60,8 +60,8 @@ def with_fingerprint(text: str) -> str:
 
 def is_unchanged_outside(text: str) -> bool:
     """Return whether only the sections of a report with its fingerprint were changed."""
-    found = _FINGERPRINT.search(text)
-    return found is not None and _digest(_FINGERPRINT.sub("", text)) == found[1]
+    match = _FINGERPRINT.search(text)
+    return match is not None and _digest(_FINGERPRINT.sub("", text)) == match[1]
 
 
 def _closing(name: str) -> str:

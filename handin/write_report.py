@@ -118,14 +118,14 @@ def write_markdown(
     pictures: Pictures,
 ) -> str:
     """The whole report as text. Nothing is written: `findings` and `pictures` take what comes up on the way."""
-    found, unusable = find_runs(tree, runs)
+    usable, unusable = find_runs(tree, runs)
     demo, _ = find_runs(tree, runs / "demo")  # used only for timelines
     demo = [run for run in demo if run.first.get("timeline")]
-    chosen = choose(found)
+    chosen = choose(usable)
     findings.doubt(unusable)
     stopped = sections.find_stopped(tree, runs)
     findings.doubt(run.doubt for run in stopped)
-    for run in found:
+    for run in usable:
         findings.doubt(f"{run.name}: {doubt}" for doubt in doubts_about(run, run in chosen.measured))
     findings.missing += missing_runs(chosen, tree)
     own = {name: section(name, words, ask) for name, ask in ASKS.items()}
@@ -135,13 +135,13 @@ def write_markdown(
         "Time per iteration of tasks 2a, 2b and 3": _times(chosen, findings, pictures),
         "Communication of tasks 2a and 2b": _communication(chosen, findings, own["task2a"]),
         "Reasons for the differences": own["reasons"],
-        "Who computes, who sends, who waits": _timelines(tree, [*found, *demo], findings, pictures, own["timelines"]),
+        "Who computes, who sends, who waits": _timelines(tree, [*usable, *demo], findings, pictures, own["timelines"]),
         "Scalability": _scalability(chosen, findings, own["scalability"]),
         "Network traffic": traffic(tree, chosen.traffic, runs, findings, pictures) + "\n" + own["traffic"],
-        "GPT-2: data parallel and pipeline": _gpt2(tree, runs, found, findings, pictures, own["gpt2"]),
-        "Pipeline: numbers of micro-batches": f"{micro_batches(found, findings)}\n{own['pipeline']}",
-        "Beyond DDP (bonus)": _beyond(found, findings, own["beyond"]),
-        "Which run each number came from": sections.where_from([*found, *demo], findings)
+        "GPT-2: data parallel and pipeline": _gpt2(tree, runs, usable, findings, pictures, own["gpt2"]),
+        "Pipeline: numbers of micro-batches": f"{micro_batches(usable, findings)}\n{own['pipeline']}",
+        "Beyond DDP (bonus)": _beyond(usable, findings, own["beyond"]),
+        "Which run each number came from": sections.where_from([*usable, *demo], findings)
         + sections.stopped_tables(stopped),
     }
     left_over = {name: text for name, text in words.items() if name not in ASKS and text.strip()}
@@ -216,18 +216,18 @@ def _communication(chosen: Chosen, findings: Findings, words: str) -> str:
     return text + shares(runs, findings) + "\n" + words
 
 
-def _beyond(found: Sequence[Run], findings: Findings, words: str) -> str:
-    return exposed([run for run in found if run.slot in ("beyond", "task3_gpt2")], findings) + "\n" + words
+def _beyond(runs: Sequence[Run], findings: Findings, words: str) -> str:
+    return exposed([run for run in runs if run.slot in ("beyond", "task3_gpt2")], findings) + "\n" + words
 
 
-def _timelines(tree: Path, found: Sequence[Run], findings: Findings, pictures: Pictures, words: str) -> str:
+def _timelines(tree: Path, runs: Sequence[Run], findings: Findings, pictures: Pictures, words: str) -> str:
     text = (
         "Mean over the steps that --timeline has shown. The parts add up to a step. Exposed: communication that "
         "nothing hides. Waiting: for a rank that has not arrived. Hidden: communication beside the others. Where there "
         "is no run of yours with --timeline, the run of `make demo` is shown: on emulated nodes it trains a larger "
         "model, so its times are not those of the other tables.\n\n"
     )
-    return text + timelines(tree, found, findings, pictures) + "\n" + words
+    return text + timelines(tree, runs, findings, pictures) + "\n" + words
 
 
 def _scalability(chosen: Chosen, findings: Findings, words: str) -> str:
@@ -238,16 +238,16 @@ def _scalability(chosen: Chosen, findings: Findings, words: str) -> str:
     return text + sections.scalability(chosen.one, chosen.scaled, findings) + "\n" + words
 
 
-def _gpt2(tree: Path, runs: Path, found: Sequence[Run], findings: Findings, pictures: Pictures, words: str) -> str:
+def _gpt2(tree: Path, runs: Path, usable: Sequence[Run], findings: Findings, pictures: Pictures, words: str) -> str:
     source = tree / "submit_figures"
-    on_cpu = not any(run.slot == "pipeline" and run.setting["device"] == "cuda" for run in found)
+    on_cpu = not any(run.slot == "pipeline" and run.setting["device"] == "cuda" for run in usable)
     gpt2 = read_gpt2(source, on_cpu)
-    shown = pictures.of_gpt2(source, findings)
-    pairs = ["".join(shown[i : i + 2]) for i in range(0, len(shown), 2)]  # one paragraph: side by side in the PDF
+    plots = pictures.of_gpt2(source, findings)
+    pairs = ["".join(plots[i : i + 2]) for i in range(0, len(plots), 2)]  # one paragraph: side by side in the PDF
     trace = pictures.copied(
         _pipeline_run(runs) / "trace.png", "One step: each partition over time", "pipeline_trace.png"
     )
-    for run in found:
+    for run in usable:
         if run.slot in ("task2b_gpt2", "pipeline") and made_figures(run, gpt2):
             findings.use(run, "GPT-2 figures")
     return "\n".join([sections.gpt2_tables(gpt2, findings), *pairs, trace, words])

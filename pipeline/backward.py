@@ -236,16 +236,16 @@ def _cuts_behind(tensor: Tensor, cut_of: dict[int, Cut]) -> list[Cut]:
     """Return the cuts from whose results `tensor` was computed."""
     if id(tensor) in cut_of:
         return [cut_of[id(tensor)]]
-    found, seen, nodes = [], set(), [tensor.grad_fn]
+    cuts, visited, nodes = [], set(), [tensor.grad_fn]
     while nodes:
         node = nodes.pop()
-        if node is not None and node not in seen:
-            seen.add(node)
+        if node is not None and node not in visited:
+            visited.add(node)
             nodes.extend(following for following, _ in node.next_functions)
             leaf = getattr(node, "variable", None)  # only the node of a leaf has it
             if id(leaf) in cut_of:
-                found.append(cut_of[id(leaf)])
-    return found
+                cuts.append(cut_of[id(leaf)])
+    return cuts
 
 
 @contextlib.contextmanager

@@ -119,20 +119,20 @@ class PipelinedProcesses:
 
     def _add_shared_gradients(self, other: int) -> None:
         """Give the shared matrix the sum of the embedding's and the head's gradient, on both processes."""
-        mine = self.shared.grad
-        assert mine is not None
-        theirs = torch.empty_like(mine)
-        exchange = [dist.P2POp(dist.isend, mine.contiguous(), other), dist.P2POp(dist.irecv, theirs, other)]
+        gradient = self.shared.grad
+        assert gradient is not None
+        other_gradient = torch.empty_like(gradient)
+        exchange = [dist.P2POp(dist.isend, gradient.contiguous(), other), dist.P2POp(dist.irecv, other_gradient, other)]
         for request in dist.batch_isend_irecv(exchange):
             request.wait()
-        mine.add_(theirs)
+        gradient.add_(other_gradient)
 
     def clip_gradients(self, _all: object, max_norm: float) -> None:
         """Clip by the norm of the whole model's gradient. No process sees all of it, so all add up their squares."""
         counted = [p for p in self.parameters if p.grad is not None and (p is not self.shared or self.rank == 0)]
         norms = torch.stack([torch.linalg.vector_norm(p.grad) for p in counted])
-        mine = sum(norm**2 for norm in norms.tolist())  # one wait for a GPU, not one for each parameter
+        own_square = sum(norm**2 for norm in norms.tolist())  # one wait for a GPU, not one for each parameter
         squares = [0.0] * self.world_size
-        dist.all_gather_object(squares, mine)
+        dist.all_gather_object(squares, own_square)
         norm = torch.tensor(sum(squares)).sqrt()
         nn.utils.clip_grads_with_norm_(self.parameters, max_norm, norm)

@@ -42,9 +42,9 @@ def _retrieve_device(module: nn.Module) -> torch.device | None:
         return module.device
     devices = {tensor.device for tensor in chain(module.parameters(), module.buffers())}
     if len(devices) > 1:
-        found = ", ".join(sorted(map(str, devices)))
+        names = ", ".join(sorted(map(str, devices)))
         kind = type(module).__name__
-        raise InputError(f"expected all parameters of a layer on one device, got {kind} on {found}; move it with .to()")
+        raise InputError(f"expected all parameters of a layer on one device, got {kind} on {names}; move it with .to()")
     return devices.pop() if devices else None
 
 

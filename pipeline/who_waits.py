@@ -63,12 +63,12 @@ def _workers(queue: OutQueue | None) -> list[Doing]:
     running = running_workers()
     threads = {thread: Thread(thread.ident) for thread in running}
     computing = dict(zip(threads, which_compute(threads.values()), strict=True))
-    found = []
+    workers = []
     for thread, (_, results) in running.items():
         frame, out_queue = threads[thread].frame, results()
         frames = frames_of(frame)
         for_task, for_gradient = waits_for_task(frame), _waits_for_gradient(frames)
-        found.append(
+        workers.append(
             Doing(
                 thread.name,
                 WAITS if for_task or for_gradient else COMPUTES if computing[thread] else IDLE,
@@ -78,7 +78,7 @@ def _workers(queue: OutQueue | None) -> list[Doing]:
                 is_awaited=queue is not None and out_queue is queue,
             )
         )
-    return found
+    return workers
 
 
 def _waits_for_gradient(frames: list[tuple[str, int, str]]) -> bool:

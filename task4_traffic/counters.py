@@ -31,12 +31,12 @@ HEAD = ("time", "received_bytes", "sent_bytes", "received_packets", "sent_packet
 
 def read_kernel(text: str) -> dict[str, tuple[int, int, int, int]]:
     """Bytes and packets (received, sent, received, sent) of every interface, from the text of /proc/self/net/dev."""
-    found = {}
+    counters = {}
     for line in text.splitlines()[2:]:  # two lines of headings; then "eth0: 16 numbers", sometimes without the blank
         name, _, numbers = line.partition(":")
         values = numbers.split()
-        found[name.strip()] = int(values[0]), int(values[8]), int(values[1]), int(values[9])
-    return found
+        counters[name.strip()] = int(values[0]), int(values[8]), int(values[1]), int(values[9])
+    return counters
 
 
 class Counter:
@@ -132,17 +132,17 @@ def _at(samples: Sequence[Sample], moment: float) -> tuple[float, float]:
 
 def rates(samples: Iterable[Sample]) -> list[tuple[float, float, float]]:
     """Return (middle time, bytes received per second, bytes sent per second) between neighbouring readings."""
-    found = []
-    kept: Sample | None = None
+    points = []
+    previous: Sample | None = None
     for sample in samples:
-        if kept and sample.time - kept.time < 0.02:
+        if previous and sample.time - previous.time < 0.02:
             continue  # a mark next to a regular reading: the time is too short for a rate
-        if kept:
-            span = sample.time - kept.time
-            moment = (sample.time + kept.time) / 2
-            found.append((moment, (sample.received - kept.received) / span, (sample.sent - kept.sent) / span))
-        kept = sample
-    return found
+        if previous:
+            span = sample.time - previous.time
+            moment = (sample.time + previous.time) / 2
+            points.append((moment, (sample.received - previous.received) / span, (sample.sent - previous.sent) / span))
+        previous = sample
+    return points
 
 
 def main() -> None:

@@ -95,13 +95,13 @@ def samples(run: ToolRun, interface: str, path: Path) -> list[Sample]:
     """Return counters as the kernel would have shown them at the time of every row; they are 0 at the first row."""
     received, sent = columns(run, interface, path)
     times = row_times(run)
-    found = [Sample(times[0], 0, 0)]
+    readings = [Sample(times[0], 0, 0)]
     totals = [0.0, 0.0]
     for row, begin, end in zip(run.rows[1:], times, times[1:], strict=False):
         for k, column in enumerate((received, sent)):
             totals[k] += float(row[column]) * run.bytes_per_unit * (end - begin)
-        found.append(Sample(end, round(totals[0]), round(totals[1])))
-    return found
+        readings.append(Sample(end, round(totals[0]), round(totals[1])))
+    return readings
 
 
 def columns(run: ToolRun, interface: str, path: Path) -> tuple[int, int]:
@@ -147,11 +147,11 @@ def _clock(run: ToolRun) -> list[float] | None:
     if "time" not in run.names:
         return None
     place = run.names.index("time")
-    found = [_parse(row[place], ROW_TIMES) for row in run.rows]
-    if any(moment is None for moment in found):
+    dates = [_parse(row[place], ROW_TIMES) for row in run.rows]
+    if any(moment is None for moment in dates):
         return None
     year = run.date.year if run.date else 1970
-    moments = [moment.replace(year=year) if moment.year == 1904 else moment for moment in found if moment]
+    moments = [moment.replace(year=year) if moment.year == 1904 else moment for moment in dates if moment]
     times = [moment.timestamp() for moment in moments]
     for n in range(1, len(times)):
         if times[n] < times[n - 1] - 180 * 86400:  # a run over New Year's Eve

@@ -141,14 +141,14 @@ def table(size: int, world_size: int, examples: int) -> str:
         f"{'batch':>5} {'iterations':>10}  {'algorithm':<16} {'rank':<6} {'sent per iteration':>19} {'per epoch':>18}"
     ]
     for batch in BATCHES:
-        mine = max(1, batch // world_size)
-        steps = iterations_per_epoch(examples, mine, world_size)
+        worker_batch = max(1, batch // world_size)
+        steps = iterations_per_epoch(examples, worker_batch, world_size)
         for name, rank, each in (
             ("all_reduce", "any", all_reduce_traffic(size, world_size)),
             ("gather + scatter", "0", gather_scatter_traffic(size, world_size, 0)),
             ("gather + scatter", "others", gather_scatter_traffic(size, world_size, 1)),
         ):
-            epoch = traffic_per_epoch(each, examples, mine, world_size)
+            epoch = traffic_per_epoch(each, examples, worker_batch, world_size)
             lines.append(f"{batch:>5} {steps:>10}  {name:<16} {rank:<6} {each.sent:>19,.0f} {epoch.sent:>18,.0f}")
     return "\n".join(lines)
 

@@ -131,10 +131,10 @@ class TrafficRecord(Record):
         extras: dict[str, list[float]] = {"sent": [], "received": []}
         for _ in range(trials):
             many, one = self._measure(tensors, times), self._measure([flat], times)
-            for way, found in extras.items():
+            for way, values in extras.items():
                 headers = PACKET_HEADER * one[f"{way}_packets"]
-                found.append((many[way] - one[way] + headers) / times)
-        extra = {way: statistics.median(found) for way, found in extras.items()}
+                values.append((many[way] - one[way] + headers) / times)
+        extra = {way: statistics.median(values) for way, values in extras.items()}
         return {**extra, "messages": len(tensors)}
 
     def _measure(self, tensors: list[torch.Tensor], times: int) -> dict[str, float]:

@@ -220,10 +220,10 @@ def _metric(name: str, labels: np.ndarray, predictions: np.ndarray) -> float:
     from scipy import stats
     from sklearn import metrics
 
-    found = {
+    functions = {
         "f1": lambda: metrics.f1_score(labels, predictions),
         "mcc": lambda: metrics.matthews_corrcoef(labels, predictions),
         "pearson": lambda: stats.pearsonr(labels, predictions).statistic,
         "spearmanr": lambda: stats.spearmanr(labels, predictions).statistic,
     }
-    return float(found[name]())
+    return float(functions[name]())

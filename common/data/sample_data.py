@@ -66,12 +66,12 @@ def oscar_sample_texts() -> Iterator[str]:
 def entailment_pairs(count: int, draw: random.Random) -> list[Pair]:
     """`count` pairs, a multiple of 4; every sentence1 occurs in exactly two, one of each label."""
     pairs: list[Pair] = []
-    seen: set[str] = set()
+    texts_so_far: set[str] = set()
     while len(pairs) < count:
         four = contrast_set(draw)
         texts = {text for text, _, _ in four}
-        if not texts & seen:
-            seen |= texts
+        if not texts & texts_so_far:
+            texts_so_far |= texts
             pairs += four
     return pairs
 

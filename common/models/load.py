@@ -203,9 +203,9 @@ WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.b
 
 def check_kind(folder: Path, kind: str) -> None:
     """Raise InputError unless config.json says that the folder holds a model of this kind."""
-    found = read_json(folder / "config.json", MODEL_FLAG).get("model_type")
-    if found != kind:
-        raise InputError(f"{MODEL_FLAG}: expected a model of type {kind}, {folder} holds {found}; name another model")
+    actual = read_json(folder / "config.json", MODEL_FLAG).get("model_type")
+    if actual != kind:
+        raise InputError(f"{MODEL_FLAG}: expected a model of type {kind}, {folder} holds {actual}; name another model")
 
 
 def weights_of(folder: Path) -> Path | None:

@@ -109,12 +109,12 @@ def shortest_step(timeline: Timeline) -> Timeline:
 
 def lanes(boxes: list[Box]) -> list[list[Box]]:
     """Distribute boxes over as few lanes as possible, in which none overlap; earlier boxes come first."""
-    found: list[list[Box]] = []
+    lanes_so_far: list[list[Box]] = []
     for box in sorted(boxes, key=lambda box: (box.start, box.end)):
-        for lane in found:
+        for lane in lanes_so_far:
             if lane[-1].end <= box.start:
                 lane.append(box)
                 break
         else:
-            found.append([box])
-    return found
+            lanes_so_far.append([box])
+    return lanes_so_far

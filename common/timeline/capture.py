@@ -50,7 +50,7 @@ class PartitionBox:
 
 
 @dataclass
-class SeenOnRank:
+class RankLog:
     """The observations of one rank, in seconds of its own time.perf_counter(), give or take `error`."""
 
     rank: int
@@ -66,10 +66,10 @@ class SeenOnRank:
 
 
 class Capture:
-    """Collects, in `seen`, what a rank does in `count` steps. A Record calls it in every step."""
+    """Collects, in `log`, what a rank does in `count` steps. A Record calls it in every step."""
 
     def __init__(self, rank: int, count: int, on_gpu: bool = False) -> None:
-        self.seen = SeenOnRank(rank, on_gpu=on_gpu)
+        self.log = RankLog(rank, on_gpu=on_gpu)
         self._count = count
         self._chosen = range(0)
         self._model: nn.Module | None = None
@@ -98,11 +98,11 @@ class Capture:
 
     def end_step(self, number: int, start: float, end: float) -> None:
         if number in self._chosen:
-            self.seen.steps.append((number, (start, end)))
+            self.log.steps.append((number, (start, end)))
 
     def phase(self, name: str, start: float, end: float) -> None:
         if self._profile:
-            self.seen.phases.append((name, (start, end)))
+            self.log.phases.append((name, (start, end)))
 
     @contextlib.contextmanager
     def box(self, phase: str, partition: int, micro_batch: int, device: torch.device) -> Iterator[None]:
@@ -112,7 +112,7 @@ class Capture:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         box = PartitionBox(partition, f"{phase} {micro_batch}", start, time.perf_counter())
-        self.seen.partitions.append(box)
+        self.log.partitions.append(box)
 
     def _start(self) -> None:
         self._profile = profile(activities=[ProfilerActivity.CPU], record_shapes=True)
@@ -130,18 +130,18 @@ class Capture:
         self._set_traces(None)
         with tempfile.TemporaryDirectory() as folder, collector_off():
             self._profile.export_chrome_trace(str(Path(folder) / "profile.json"))
-            found = read_profile(Path(folder) / "profile.json", self._marks)
+            events = read_profile(Path(folder) / "profile.json", self._marks)
         self._profile, self._count = None, 0
         of_group = [(entry.group, entry.sequence) for entry in recorded()]
-        seen = self.seen
-        seen.messages, seen.micro_batches = numbered(found.messages, of_group), found.micro_batches
-        seen.error = found.error
-        if seen.on_gpu:  # the profile has the launches: a message seems to end when it is queued
+        log = self.log
+        log.messages, log.micro_batches = numbered(events.messages, of_group), events.micro_batches
+        log.error = events.error
+        if log.on_gpu:  # the profile has the launches: a message seems to end when it is queued
             return
-        for _, limits in seen.steps:
-            seen.blocked += blocked(limits, found.busy, seen.messages)
-        phases = [span for name, span in seen.phases if name == "communication"]
-        seen.own_code = own_code(phases, found.busy, seen.blocked)
+        for _, limits in log.steps:
+            log.blocked += blocked(limits, events.busy, log.messages)
+        phases = [span for name, span in log.phases if name == "communication"]
+        log.own_code = own_code(phases, events.busy, log.blocked)
 
     def _mark(self) -> None:
         for _ in range(MARKS):

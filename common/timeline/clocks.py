@@ -51,15 +51,15 @@ def read_clocks(
 
 def _ask(rank: int, device: torch.device, now: Callable[[], float]) -> Reading:
     stamp = torch.zeros(1, dtype=torch.float64, device=device)
-    found = []
+    readings = []
     for _ in range(EXCHANGES):
         before = now()
         dist.send(stamp, rank)
         dist.recv(stamp, rank)
-        theirs, after = stamp.item(), now()
+        other_time, after = stamp.item(), now()
         middle = (before + after) / 2
-        found.append(Reading(middle, theirs - middle, (after - before) / 2))
-    return min(found, key=lambda reading: reading.error)
+        readings.append(Reading(middle, other_time - middle, (after - before) / 2))
+    return min(readings, key=lambda reading: reading.error)
 
 
 def _answer(device: torch.device, now: Callable[[], float]) -> None:

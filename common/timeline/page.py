@@ -21,7 +21,7 @@ def write_page(timeline: Timeline, path: str | Path) -> None:
     notes = "<br>".join(escape(line) for line in (timeline.clock, *timeline.notes))
     values = {"title": escape(timeline.title), "notes": notes, "data": data}
     # In one pass: a title may contain "@data@".
-    text = re.sub("@(title|notes|data)@", lambda found: values[found[1]], TEMPLATE.read_text(encoding="utf-8"))
+    text = re.sub("@(title|notes|data)@", lambda match: values[match[1]], TEMPLATE.read_text(encoding="utf-8"))
     with atomic_write(path) as file:
         file.write(text)
 

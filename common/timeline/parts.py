@@ -38,7 +38,7 @@ class Parts:
 
 def parts(timeline: Timeline) -> list[Parts]:
     """Return the parts of every step of every rank."""
-    found = []
+    rows = []
     for step in timeline.steps:
         limits = (step.start, step.end)
         own = [box for box in timeline.boxes if box.rank == step.rank]
@@ -60,8 +60,8 @@ def parts(timeline: Timeline) -> list[Parts]:
         else:
             hidden = duration(without(merged(within(network, limits)), [*communication, *waiting]))
             row = Parts(step.rank, step.number, seconds, computing, data, exposed, duration(waiting), other, hidden)
-        found.append(row)
-    return found
+        rows.append(row)
+    return rows
 
 
 def mean(rows: list[Parts]) -> dict[str, float | None]:

@@ -83,7 +83,7 @@ def read_profile(path: Path, marks: Sequence[Mark]) -> Profile:
     return Profile(busy, _messages(events, span), micro_batches, error)
 
 
-def _clock(seen: Sequence[dict], marks: Sequence[Mark]) -> tuple[Callable[[float], float], float]:
+def _clock(mark_events: Sequence[dict], marks: Sequence[Mark]) -> tuple[Callable[[float], float], float]:
     """Return how to convert the profiler's microseconds, and the largest error of that."""
     half = len(marks) // 2
     points, errors = [], []
@@ -91,7 +91,7 @@ def _clock(seen: Sequence[dict], marks: Sequence[Mark]) -> tuple[Callable[[float
         # The event was inside the mark: that gives the latest and the earliest possible difference of the clocks.
         bounds = [
             (mark.after - (event["ts"] + event["dur"]) / 1e6, mark.before - event["ts"] / 1e6, event["ts"])
-            for event, mark in zip(seen[part], marks[part], strict=True)
+            for event, mark in zip(mark_events[part], marks[part], strict=True)
         ]
         latest, earliest, at = min(bounds, key=lambda bound: bound[0] - bound[1])
         points.append((at, (latest + earliest) / 2))
@@ -108,27 +108,27 @@ def _messages(events: Sequence[dict], span: Callable[[dict], Span]) -> list[Mess
         backend, _, name = event["name"].partition(":")
         if backend in ("gloo", "nccl"):
             ends[name].append(event)
-    found = []
+    messages = []
     for call in calls:
         name = _name(call["name"])
-        done = ends[name].popleft() if ends[name] else call
+        backend_event = ends[name].popleft() if ends[name] else call
         arguments = call["args"].get("Concrete Inputs", [])
         other = arguments[OTHER_AT[name]] if name in OTHER_AT and len(arguments) > OTHER_AT[name] else ""
-        start, end = span(call)[0], span(done)[1]
-        found.append(Message(name, start, end, _bytes(done), other=int(other) if other.isdecimal() else -1))
-    return found
+        start, end = span(call)[0], span(backend_event)[1]
+        messages.append(Message(name, start, end, _bytes(backend_event), other=int(other) if other.isdecimal() else -1))
+    return messages
 
 
 def _outermost(calls: Sequence[dict]) -> list[dict]:
     """Return the calls without those inside another one of the same name: a dispatch mode calls an operator again."""
-    found: list[dict] = []
+    outermost: list[dict] = []
     ends: dict[tuple, float] = {}  # of the last call with this name in this thread
     for call in calls:
         key = call["name"], call["tid"]
         if call["ts"] >= ends.get(key, 0.0):
-            found.append(call)
+            outermost.append(call)
             ends[key] = call["ts"] + call["dur"]
-    return found
+    return outermost
 
 
 def _name(operator: str) -> str:
@@ -145,10 +145,10 @@ def _bytes(event: dict) -> int:
 
 
 def _micro_batch(name: str) -> str:
-    found = MICRO_BATCH.fullmatch(name)
-    if not found:
+    match = MICRO_BATCH.fullmatch(name)
+    if not match:
         return ""
-    word, number = found[1] or {"F": "Forward", "B": "Backward"}[found[3]], found[2] or found[4]
+    word, number = match[1] or {"F": "Forward", "B": "Backward"}[match[3]], match[2] or match[4]
     return f"{word.lower()} {number}"
 
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from common.config import RunConfig
 from common.paths import shown
 from common.timeline.boxes import Box, Step, Timeline, Wait
-from common.timeline.capture import Capture, PartitionBox, SeenOnRank, collector_off
+from common.timeline.capture import Capture, PartitionBox, RankLog, collector_off
 from common.timeline.clocks import Clock, Reading, read_clocks
 from common.timeline.page import write_page
 from common.timeline.parts import parts, table
@@ -46,10 +46,10 @@ class RunTimeline:
     def finish(self) -> dict | None:
         """Bring together what all ranks saw; return this rank's numbers for its record. Every rank must call it."""
         self.capture.stop()
-        if not self.capture.seen.steps:
+        if not self.capture.log.steps:
             return None
         self.read_clocks()
-        everyone = gather(self.capture.seen)
+        everyone = gather(self.capture.log)
         numbers: list = [None]
         if everyone:
             clocks = [Clock(first, last) for first, last in zip(*self._clocks, strict=True)]
@@ -78,113 +78,113 @@ class RunTimeline:
 ON_GPU = "on GPUs, the end of a collective is not measured: its box ends when it is queued"
 
 
-def gather(seen: SeenOnRank) -> list[SeenOnRank]:
-    """Return on rank 0 what every rank saw, and an empty list on the others."""
+def gather(log: RankLog) -> list[RankLog]:
+    """Return on rank 0 the logs of all ranks, and an empty list on the others."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
-        return [seen]
-    everyone = [seen] * dist.get_world_size() if dist.get_rank() == 0 else None
-    dist.gather_object(seen, everyone)
+        return [log]
+    everyone = [log] * dist.get_world_size() if dist.get_rank() == 0 else None
+    dist.gather_object(log, everyone)
     return everyone or []
 
 
-def assemble(title: str, run: str, everyone: Sequence[SeenOnRank], clocks: Sequence[Clock]) -> Timeline:
+def assemble(title: str, run: str, everyone: Sequence[RankLog], clocks: Sequence[Clock]) -> Timeline:
     """Return the timeline of all ranks. clocks: one for each rank."""
-    moved = [shifted(seen, clock.to_first_rank) for seen, clock in zip(everyone, clocks, strict=True)]
-    zero = min(start for seen in moved for _, (start, _) in seen.steps)
-    moved = [shifted(seen, lambda seconds: seconds - zero) for seen in moved]
-    errors = sorted(seen.error + clock.error for seen, clock in zip(everyone, clocks, strict=True))
+    moved = [shifted(log, clock.to_first_rank) for log, clock in zip(everyone, clocks, strict=True)]
+    zero = min(start for log in moved for _, (start, _) in log.steps)
+    moved = [shifted(log, lambda seconds: seconds - zero) for log in moved]
+    errors = sorted(log.error + clock.error for log, clock in zip(everyone, clocks, strict=True))
     if moved[0].partitions:
         return timeline_of_threads(title, run, moved[0])
-    calls = by_key([seen.messages for seen in moved])
-    steps = [Step(seen.rank, number, *span) for seen in moved for number, span in seen.steps]
-    boxes = [box for seen in moved for box in [*process_boxes(seen), *network_boxes(seen, calls)]]
+    calls = by_key([log.messages for log in moved])
+    steps = [Step(log.rank, number, *span) for log in moved for number, span in log.steps]
+    boxes = [box for log in moved for box in [*process_boxes(log), *network_boxes(log, calls)]]
     error = sum(errors[-2:]) if len(moved) > 1 else 0.0
-    on_gpu = any(seen.on_gpu for seen in moved)
+    on_gpu = any(log.on_gpu for log in moved)
     notes = (ON_GPU,) if on_gpu else ()
     return Timeline(title, len(moved), tuple(steps), tuple(boxes), error, notes=notes, run=run, on_gpu=on_gpu)
 
 
-def shifted(seen: SeenOnRank, to: Callable[[float], float]) -> SeenOnRank:
+def shifted(log: RankLog, to: Callable[[float], float]) -> RankLog:
     """Return the same with every time converted by `to`."""
 
     def moved(part):
         return replace(part, start=to(part.start), end=to(part.end))
 
-    def spans(named: list) -> list:
-        return [(name, (to(start), to(end))) for name, (start, end) in named]
+    def spans(pairs: list) -> list:
+        return [(name, (to(start), to(end))) for name, (start, end) in pairs]
 
-    return SeenOnRank(
-        seen.rank, spans(seen.steps), spans(seen.phases), spans(seen.micro_batches),
-        [moved(box) for box in seen.partitions], [moved(message) for message in seen.messages],
-        [moved(part) for part in seen.blocked], [(to(start), to(end)) for start, end in seen.own_code],
-        seen.error, seen.on_gpu,
+    return RankLog(
+        log.rank, spans(log.steps), spans(log.phases), spans(log.micro_batches),
+        [moved(box) for box in log.partitions], [moved(message) for message in log.messages],
+        [moved(part) for part in log.blocked], [(to(start), to(end)) for start, end in log.own_code],
+        log.error, log.on_gpu,
     )  # fmt: skip
 
 
-def process_boxes(seen: SeenOnRank) -> list[Box]:
+def process_boxes(log: RankLog) -> list[Box]:
     """The boxes on a rank's row "process": its phases, cut where it was blocked; there it communicates.
 
     The phase communication is cut where the process ran its own code: that is averaging.
     """
-    blocked = merged((part.start, part.end) for part in seen.blocked)
-    of_pipeline = [span for _, span in seen.micro_batches]
+    blocked = merged((part.start, part.end) for part in log.blocked)
+    of_pipeline = [span for _, span in log.micro_batches]
     boxes = []
-    for name, span in seen.phases:
-        holes = seen.own_code if name == "communication" else [*blocked, *of_pipeline]
+    for name, span in log.phases:
+        holes = log.own_code if name == "communication" else [*blocked, *of_pipeline]
         boxes += [(name, rest) for rest in without([span], holes)]
-    for name, span in [*seen.micro_batches, *(("pipeline", span) for span in _between_micro_batches(seen))]:
+    for name, span in [*log.micro_batches, *(("pipeline", span) for span in _between_micro_batches(log))]:
         boxes += [(name, rest) for rest in without([span], blocked)]
-    in_phase = [span for name, span in seen.phases if name == "communication"]
+    in_phase = [span for name, span in log.phases if name == "communication"]
     boxes += [("communication", span) for span in without(blocked, in_phase)]
-    boxes += [("averaging", span) for span in seen.own_code]
-    return [Box(seen.rank, "process", name, *span) for name, span in sorted(boxes, key=lambda box: box[1])]
+    boxes += [("averaging", span) for span in log.own_code]
+    return [Box(log.rank, "process", name, *span) for name, span in sorted(boxes, key=lambda box: box[1])]
 
 
-def _between_micro_batches(seen: SeenOnRank) -> list[Span]:
+def _between_micro_batches(log: RankLog) -> list[Span]:
     """Return what a pipeline does in a step outside of its micro-batches, and outside of all phases."""
-    found = []
-    for _, limits in seen.steps:
-        inside = within([span for _, span in seen.micro_batches], limits)
+    spans = []
+    for _, limits in log.steps:
+        inside = within([span for _, span in log.micro_batches], limits)
         if inside:
-            after = [span[0] for name, span in seen.phases if name == "optimizer" and limits[0] <= span[0] < limits[1]]
+            after = [span[0] for name, span in log.phases if name == "optimizer" and limits[0] <= span[0] < limits[1]]
             whole = (min(start for start, _ in inside), min(after, default=max(end for _, end in inside)))
-            found += without([whole], [*inside, *(span for _, span in seen.phases)])
-    return found
+            spans += without([whole], [*inside, *(span for _, span in log.phases)])
+    return spans
 
 
-def network_boxes(seen: SeenOnRank, calls: dict[tuple, dict[int, Message]]) -> list[Box]:
+def network_boxes(log: RankLog, calls: dict[tuple, dict[int, Message]]) -> list[Box]:
     """The boxes on a rank's row "network", with the waits of its process. calls: see by_key."""
-    members = [calls[key] for key in keys(seen.rank, seen.messages)]
-    ends = [delivered(seen.rank, message, of) for message, of in zip(seen.messages, members, strict=True)]
+    members = [calls[key] for key in keys(log.rank, log.messages)]
+    ends = [delivered(log.rank, message, of) for message, of in zip(log.messages, members, strict=True)]
     deliveries = [
         (max(other.start for other in of.values()), end)
-        for message, of, end in zip(seen.messages, members, ends, strict=True)
-        if spreads(seen.rank, message, of)
+        for message, of, end in zip(log.messages, members, ends, strict=True)
+        if spreads(log.rank, message, of)
     ]
     waited: dict[int, list[Wait]] = {}
-    for part in seen.blocked:
+    for part in log.blocked:
         i = part.message
         earlier = within(deliveries, (part.start, part.end))
-        waited.setdefault(i, []).extend(waits(seen.rank, seen.messages[i], members[i], part, earlier))
+        waited.setdefault(i, []).extend(waits(log.rank, log.messages[i], members[i], part, earlier))
     return [
-        Box(seen.rank, "network", message.name, message.start, end, message.bytes, tuple(waited.get(i, ())))
-        for i, (message, end) in enumerate(zip(seen.messages, ends, strict=True))
+        Box(log.rank, "network", message.name, message.start, end, message.bytes, tuple(waited.get(i, ())))
+        for i, (message, end) in enumerate(zip(log.messages, ends, strict=True))
     ]
 
 
 CALLER = 0  # its row; partition j has row j + 1
 
 
-def timeline_of_threads(title: str, run: str, seen: SeenOnRank) -> Timeline:
-    """Return the timeline of one process whose partitions `seen` names."""
-    count = 1 + max(box.partition for box in seen.partitions)
-    boxes = [box for phase in seen.phases for box in _caller_boxes(phase, seen.partitions)]
+def timeline_of_threads(title: str, run: str, log: RankLog) -> Timeline:
+    """Return the timeline of one process and its partitions."""
+    count = 1 + max(box.partition for box in log.partitions)
+    boxes = [box for phase in log.phases for box in _caller_boxes(phase, log.partitions)]
     for partition in range(count):
-        of_partition = [box for box in seen.partitions if box.partition == partition]
-        for _, limits in seen.steps:
+        of_partition = [box for box in log.partitions if box.partition == partition]
+        for _, limits in log.steps:
             boxes += _partition_boxes(partition, count, of_partition, limits)
     labels = ("caller", *(f"part. {partition}" for partition in range(count)))
-    steps = [Step(row, number, *span) for row in range(count + 1) for number, span in seen.steps]
+    steps = [Step(row, number, *span) for row in range(count + 1) for number, span in log.steps]
     return Timeline(title, count + 1, tuple(steps), tuple(boxes), labels=labels, run=run)
 
 
@@ -206,7 +206,7 @@ def _partition_boxes(partition: int, count: int, boxes: list[PartitionBox], limi
 
     Before each box, the partition waits for its input, from another partition or from the caller.
     """
-    found: list[Box] = []
+    with_waits: list[Box] = []
     idle_from = limits[0]
     own = sorted((box for box in boxes if limits[0] <= box.start < limits[1]), key=lambda box: box.start)
     for box in own:
@@ -215,6 +215,6 @@ def _partition_boxes(partition: int, count: int, boxes: list[PartitionBox], limi
         waits = [Wait(idle_from, box.start, row)]
         if box is own[-1]:
             waits.append(Wait(box.end, limits[1], CALLER))
-        found.append(Box(1 + partition, "process", box.name, box.start, box.end, waits=tuple(waits)))
+        with_waits.append(Box(1 + partition, "process", box.name, box.start, box.end, waits=tuple(waits)))
         idle_from = box.end
-    return found
+    return with_waits

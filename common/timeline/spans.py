@@ -7,18 +7,18 @@ Span = tuple[float, float]
 
 def merged(spans: Iterable[Span]) -> list[Span]:
     """Return the same time as spans that neither overlap nor touch, in order."""
-    found: list[Span] = []
+    disjoint: list[Span] = []
     for start, end in sorted(spans):
-        if found and start <= found[-1][1]:
-            found[-1] = (found[-1][0], max(found[-1][1], end))
+        if disjoint and start <= disjoint[-1][1]:
+            disjoint[-1] = (disjoint[-1][0], max(disjoint[-1][1], end))
         elif end > start:
-            found.append((start, end))
-    return found
+            disjoint.append((start, end))
+    return disjoint
 
 
 def without(spans: Iterable[Span], holes: Iterable[Span]) -> list[Span]:
     """Return the spans without the time that is in `holes`."""
-    found, cut = [], merged(holes)
+    remaining, cut = [], merged(holes)
     for start, end in spans:
         for first, last in cut:
             if last <= start:
@@ -26,11 +26,11 @@ def without(spans: Iterable[Span], holes: Iterable[Span]) -> list[Span]:
             if first >= end:
                 break
             if first > start:
-                found.append((start, first))
+                remaining.append((start, first))
             start = max(start, last)
         if end > start:
-            found.append((start, end))
-    return found
+            remaining.append((start, end))
+    return remaining
 
 
 def within(spans: Iterable[Span], limits: Span) -> list[Span]:

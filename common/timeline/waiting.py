@@ -48,7 +48,7 @@ class Blocked:
 
 def blocked(limits: Span, busy: Sequence[Span], messages: Sequence[Message]) -> list[Blocked]:
     """Return the spans inside `limits` in which a process that computes during `busy` was blocked."""
-    found = []
+    spans = []
     in_order = sorted(range(len(messages)), key=lambda i: messages[i].end)
     ends = [messages[i].end for i in in_order]
     for start, end in without([limits], within(merged(busy), limits)):
@@ -57,9 +57,9 @@ def blocked(limits: Span, busy: Sequence[Span], messages: Sequence[Message]) -> 
             begin, until = max(start, messages[i].start), min(messages[i].end, end)
             least = PYTHON if messages[i].start < start and end < limits[1] else 0.0
             if until - begin > least:
-                found.append(Blocked(begin, until, i))
+                spans.append(Blocked(begin, until, i))
                 start = until  # then it waits for the message that is complete next
-    return found
+    return spans
 
 
 def own_code(phases: Sequence[Span], busy: Sequence[Span], held: Sequence[Blocked]) -> list[Span]:
@@ -76,11 +76,11 @@ def own_code(phases: Sequence[Span], busy: Sequence[Span], held: Sequence[Blocke
 
 def by_key(everyone: Sequence[Sequence[Message]]) -> dict[tuple, dict[int, Message]]:
     """Return every message by its key and by the ranks that take part; `everyone` has the messages of each rank."""
-    found: dict[tuple, dict[int, Message]] = defaultdict(dict)
+    calls: dict[tuple, dict[int, Message]] = defaultdict(dict)
     for rank, messages in enumerate(everyone):
         for key, message in zip(keys(rank, messages), messages, strict=True):
-            found[key].setdefault(rank, message)
-    return found
+            calls[key].setdefault(rank, message)
+    return calls
 
 
 def root_of(message: Message, members: dict[int, Message]) -> int:
@@ -127,12 +127,12 @@ def waits(
 def keys(rank: int, messages: Sequence[Message]) -> list[tuple]:
     """Return what the calls of one collective, or a send and its recv, have in common."""
     counts: dict[tuple, int] = defaultdict(int)
-    found: list[tuple] = []
+    message_keys: list[tuple] = []
     for message in messages:
         if message.name not in ("send", "recv"):
-            found.append((message.group, message.number))
+            message_keys.append((message.group, message.number))
             continue
         ends = (rank, message.other) if message.name == "send" else (message.other, rank)
-        found.append(("send", *ends, counts[ends]))
+        message_keys.append(("send", *ends, counts[ends]))
         counts[ends] += 1
-    return found
+    return message_keys

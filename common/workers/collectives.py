@@ -72,11 +72,11 @@ def recorded() -> list[Collective]:
         entries = pickle.loads(_dump())["entries"]  # made by torch in this process
     except (ImportError, RuntimeError, KeyError, TypeError):
         return []
-    found: list[Collective] = []
+    collectives: list[Collective] = []
     for i, entry in enumerate(entries):
         if not (entry.get("is_p2p") or "coalesced" in entry["profiling_name"]):
-            found.append(_collective(entry, messages_before=i - len(found)))
-    return found
+            collectives.append(_collective(entry, messages_before=i - len(collectives)))
+    return collectives
 
 
 def uses_nccl() -> bool:

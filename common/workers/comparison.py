@@ -26,12 +26,12 @@ def is_deadlock(rows: Sequence[Row]) -> bool:
 def conclude(rows: Sequence[Row]) -> str:
     """Return what the rows show in one sentence, or two where a rank ended and had called something else before."""
     # A rank that dies without an error of its own may have died of the difference: gloo aborts on unequal sizes.
-    found = [*_failed(rows), *_difference(rows), *_died(rows)]
-    if not found:
-        found = [row.conclusion for row in rows if row.conclusion]
-    if not found:
-        found = _waited_for(rows)
-    return "; ".join(found) or "the ranks called the same collectives: their connection was lost"
+    conclusions = [*_failed(rows), *_difference(rows), *_died(rows)]
+    if not conclusions:
+        conclusions = [row.conclusion for row in rows if row.conclusion]
+    if not conclusions:
+        conclusions = _waited_for(rows)
+    return "; ".join(conclusions) or "the ranks called the same collectives: their connection was lost"
 
 
 def _failed(rows: Sequence[Row]) -> list[str]:
@@ -86,19 +86,19 @@ def _describe(calls: Mapping[int, Calls], here: Mapping[int, str], iteration: in
         return f"{each}{_when(iteration)}, call {nth + 1}: {must}"
     odd = [rank for rank, call in here.items() if call != expected]
     others = [rank for rank in here if rank not in odd]
-    mine, theirs, called = calls[odd[0]], calls[others[0]], here[odd[0]]
+    odd_calls, other_calls, called = calls[odd[0]], calls[others[0]], here[odd[0]]
     is_one = len({here[rank] for rank in odd}) == 1  # have all odd ones called the same?
     totals = _totals(calls, odd, others, expected or called)
-    if is_one and len({*mine.of(iteration), *theirs.of(iteration)}) == 1:  # all look alike: which one is it?
-        difference = len(mine.of(iteration)) - len(theirs.of(iteration))
+    if is_one and len({*odd_calls.of(iteration), *other_calls.of(iteration)}) == 1:  # all look alike: which one is it?
+        difference = len(odd_calls.of(iteration)) - len(other_calls.of(iteration))
         what = f"left {_number(-difference)} out" if difference < 0 else f"made {_number(difference)} too many"
         who = f"{totals}: {'it' if len(odd) == 1 else 'they'}" if totals else names(odd)
         return f"{who} {what}{_when(iteration)}"
     totals = totals and f": {totals}"
-    next_call = (theirs.at(iteration, nth + 1), theirs.at(iteration - 1, nth + 1) if iteration > 1 else "")
+    next_call = (other_calls.at(iteration, nth + 1), other_calls.at(iteration - 1, nth + 1) if iteration > 1 else "")
     if is_one and (not called or called in next_call):
         return f"{names(odd)} left out {expected}{_when(iteration)}{totals}"
-    if is_one and (not expected or mine.at(iteration, nth + 1) == expected):
+    if is_one and (not expected or odd_calls.at(iteration, nth + 1) == expected):
         return f"{names(odd)} called one more: {called}{_when(iteration)}{totals}"
     different = ", ".join(f"rank {rank} called {here[rank] or 'nothing'}" for rank in odd)
     the_others = "the others" if len(others) > 1 or len(here) > 2 else names(others)
@@ -120,12 +120,12 @@ def _expected(calls: Mapping[int, Calls], here: Mapping[int, str], iteration: in
 def _totals(calls: Mapping[int, Calls], odd: Sequence[int], others: Sequence[int], name: str) -> str:
     """ "rank 1 has made 41 all_reduces, the others 42"; "" if the counts are equal."""
     name = name.split()[0]
-    mine, theirs = ({calls[rank].total.get(name, 0) for rank in ranks} for ranks in (odd, others))
-    if mine == theirs or len(mine) > 1 or len(theirs) > 1:
+    odd_counts, other_counts = ({calls[rank].total.get(name, 0) for rank in ranks} for ranks in (odd, others))
+    if odd_counts == other_counts or len(odd_counts) > 1 or len(other_counts) > 1:
         return ""
     verb = "has" if len(odd) == 1 else "have"
     the_others = "the others" if len(others) > 1 else names(others)
-    return f"{names(odd)} {verb} made {mine.pop()} {name}s, {the_others} {theirs.pop()}"
+    return f"{names(odd)} {verb} made {odd_counts.pop()} {name}s, {the_others} {other_counts.pop()}"
 
 
 def _when(iteration: int) -> str:

@@ -18,8 +18,8 @@ WITHOUT_CUDA = (
 def nvidia_driver() -> str:
     """Return the version of the NVIDIA driver, "unknown version" if only its tools are found, "" without a driver."""
     if DRIVER.exists():
-        found = re.search(r"\d+\.\d+(\.\d+)?", DRIVER.read_text())
-        return found[0] if found else "unknown version"
+        match = re.search(r"\d+\.\d+(\.\d+)?", DRIVER.read_text())
+        return match[0] if match else "unknown version"
     return "unknown version" if shutil.which("nvidia-smi") else ""
 
 
@@ -48,8 +48,8 @@ def interfaces() -> dict[str, str]:
         import psutil
     except ImportError:  # `make setup` has not been run
         return {}
-    found = psutil.net_if_addrs().items()
-    return {entry.address: name for name, entries in found for entry in entries if entry.family == socket.AF_INET}
+    addresses = psutil.net_if_addrs().items()
+    return {entry.address: name for name, entries in addresses for entry in entries if entry.family == socket.AF_INET}
 
 
 def workers_on_machine(world_size: int, master_ip: str, environment: Mapping[str, str]) -> int:

@@ -58,10 +58,10 @@ def set_aside(folder: Path) -> None:
     earlier = folder / EARLIER
     newest = standing(folder)
     if newest.iterations and newest.is_complete >= standing(earlier).is_complete:
-        _keep_or_remove(earlier, _kept(folder))
+        _keep_or_remove(earlier, _kept_folder(folder))
         _move(folder, earlier)
     else:
-        _keep_or_remove(folder, _kept(folder))
+        _keep_or_remove(folder, _kept_folder(folder))
 
 
 def settle(folder: Path, rank: int, world_size: int) -> None:
@@ -71,29 +71,29 @@ def settle(folder: Path, rank: int, world_size: int) -> None:
     """
     if not _has_all_ranks(folder, world_size):
         return
-    mine = folder / f".{EARLIER}.{rank}"
+    own_folder = folder / f".{EARLIER}.{rank}"
     try:
-        (folder / EARLIER).rename(mine)  # two ranks may end at the same time: only one of them can rename it
+        (folder / EARLIER).rename(own_folder)  # two ranks may end at the same time: only one of them can rename it
     except FileNotFoundError:
         return
-    _keep_or_remove(mine, _kept(folder))
+    _keep_or_remove(own_folder, _kept_folder(folder))
 
 
 def _has_all_ranks(folder: Path, world_size: int) -> bool:
     return all((folder / f"rank{rank}.json").is_file() for rank in range(world_size))
 
 
-def _kept(folder: Path) -> Path | None:
+def _kept_folder(folder: Path) -> Path | None:
     """Return where the longest earlier run is kept; None for a folder elsewhere, which the user asked to overwrite."""
     return folder.with_name(f"{folder.name}.kept") if folder.parent == ROOT / "runs" else None
 
 
-def _keep_or_remove(folder: Path, kept: Path | None) -> None:
-    """Move a run to `kept` if it is worth more than the one there: a quick try must not destroy a long record."""
-    mine = standing(folder)
-    if kept and mine > standing(kept):
-        _move(folder, kept)
-        print(f"the earlier run ({mine.iterations} iterations) is kept in {shown(kept)}", flush=True)
+def _keep_or_remove(folder: Path, kept_folder: Path | None) -> None:
+    """Move a run to `kept_folder` if it is worth more than the one there: a quick try must not replace a long run."""
+    candidate = standing(folder)
+    if kept_folder and candidate > standing(kept_folder):
+        _move(folder, kept_folder)
+        print(f"the earlier run ({candidate.iterations} iterations) is kept in {shown(kept_folder)}", flush=True)
     for file in files_of_a_run(folder):
         file.unlink()
     if folder.name.lstrip(".").startswith(EARLIER):

@@ -29,31 +29,32 @@ class Standstill:
         self._sleep = 0  # number of this sleep
         self._looks = 0  # ticks that it has lasted
         self._has_row = False
-        self._seen: dict[int, tuple[int, int]] = {}  # rank -> its sleep and looks when all were first read asleep
+        self._all_asleep: dict[int, tuple[int, int]] = {}  # rank -> its sleep and looks when all were first read asleep
 
     def look(self, has_finished: bool = False) -> bool:
         """Return whether no rank can continue. `has_finished`: this one waits for the others to finish, too."""
         if not (self._is_asleep() or has_finished):
             if self._looks:
                 self._exchange.set(f"sleep/{self._rank}", "")
-                self._looks, self._has_row, self._seen = 0, False, {}
+                self._looks, self._has_row, self._all_asleep = 0, False, {}
                 self._sleep += 1
             return False
         self._looks += 1
         self._exchange.set(f"sleep/{self._rank}", json.dumps([self._sleep, self._looks]))
-        said = [self._exchange.get(f"sleep/{rank}") for rank in range(self._world_size)]
-        if not all(said):
-            self._seen = {}
+        texts = [self._exchange.get(f"sleep/{rank}") for rank in range(self._world_size)]
+        if not all(texts):
+            self._all_asleep = {}
             return False
-        now = {rank: (sleep, looks) for rank, (sleep, looks) in enumerate(map(json.loads, said))}
+        now = {rank: (sleep, looks) for rank, (sleep, looks) in enumerate(map(json.loads, texts))}
         if not self._has_row:
             # Reading the flight recorder takes a tenth of a second, so not before it is needed.
             self._exchange.set(f"row/{self._rank}", json.dumps([self._sleep, self._row().to_json()]))
             self._has_row = True
-        if not self._seen or any(now[rank][0] != sleep for rank, (sleep, _) in self._seen.items()):
-            self._seen = now
+        if not self._all_asleep or any(now[rank][0] != sleep for rank, (sleep, _) in self._all_asleep.items()):
+            self._all_asleep = now
             return False
-        return all(now[rank][1] > looks for rank, (_, looks) in self._seen.items()) and self._rows_show_a_deadlock(now)
+        looked_again = all(now[rank][1] > looks for rank, (_, looks) in self._all_asleep.items())
+        return looked_again and self._rows_show_a_deadlock(now)
 
     def _is_asleep(self) -> bool:
         """Return whether the main thread has slept since the last tick, and no byte has moved."""

@@ -12,7 +12,7 @@ import torch
 
 from common.paths import ROOT
 from common.timeline.boxes import Box, Step, Timeline, Wait
-from common.timeline.capture import SeenOnRank, collector_off
+from common.timeline.capture import RankLog, collector_off
 from common.timeline.clocks import Clock
 from common.timeline.parts import NAMES, parts
 from common.timeline.profile_events import Mark, numbered, read_profile
@@ -82,7 +82,7 @@ def test_the_root_of_a_scatter_communicates_until_the_others_have_received_it():
     assert waits(0, gather[0], gather, Blocked(1.1, 4.0, 0), [(1.5, 3.0)]) == [Wait(1.1, 1.5, 1), Wait(3.0, 3.5, 1)]
     calls = by_key([[replace(scatter[0], number=1), replace(gather[0], number=2)],
                     [replace(scatter[1], number=1), replace(gather[1], number=2)]])  # fmt: skip
-    log = SeenOnRank(0, messages=[calls["", 1][0], calls["", 2][0]], blocked=[Blocked(1.1, 4.0, 1)])
+    log = RankLog(0, messages=[calls["", 1][0], calls["", 2][0]], blocked=[Blocked(1.1, 4.0, 1)])
     first, second = network_boxes(log, calls)
     assert (first.end, second.waits) == (3.0, (Wait(1.1, 1.5, 1), Wait(3.0, 3.5, 1)))
     # A send ends when it is received, even if the sender asks later.
@@ -137,7 +137,7 @@ def test_what_the_process_does_itself_in_the_phase_communication_is_averaging():
     spans = own_code(phases, busy, held)
 
     assert spans == [(1.4, 1.404), (1.7, 1.75)]  # torch; then Python or a pause
-    log = SeenOnRank(0, phases=[("backward", (0.0, 1.0)), ("communication", (1.0, 2.0))], blocked=held, own_code=spans)
+    log = RankLog(0, phases=[("backward", (0.0, 1.0)), ("communication", (1.0, 2.0))], blocked=held, own_code=spans)
     boxes = [(box.name, box.start, box.end) for box in process_boxes(log)]
     assert boxes == [
         ("backward", 0, 1), ("communication", 1, 1.4), ("averaging", 1.4, 1.404), ("communication", 1.404, 1.7),

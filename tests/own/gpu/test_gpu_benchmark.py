@@ -315,10 +315,10 @@ def test_the_end_of_a_launch_on_a_gpu_is_not_taken_for_that_of_a_message(monkeyp
     profile = Profile([], [Message("all_reduce", 0.2, 0.6, number=1)], [], 0.0)
     monkeypatch.setattr(capture, "read_profile", lambda *_: profile)
     capturing._start()
-    capturing.seen.steps, capturing.seen.phases = [(0, (0.0, 1.0))], [("backward", (0.0, 0.9))]
+    capturing.log.steps, capturing.log.phases = [(0, (0.0, 1.0))], [("backward", (0.0, 0.9))]
     capturing.stop()
 
-    timeline = run_timeline.assemble("t", "r", [capturing.seen], [Clock(Reading(0.0), Reading(0.0))])
+    timeline = run_timeline.assemble("t", "r", [capturing.log], [Clock(Reading(0.0), Reading(0.0))])
 
     (row,) = parts.parts(timeline)
     assert (row.exposed, row.waiting, row.hidden) == (None, None, None)
