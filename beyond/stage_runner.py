@@ -8,6 +8,9 @@ NCCL carries out the sends and receives of two ranks in a group one after anothe
 receive, or both with a send, neither ever ends. So messages to a higher rank use the pipeline group and messages to a
 lower rank the group of all ranks: in each of the two, one rank only sends and the other only receives. Messages in one
 direction arrive in the order in which they were sent; with a correct schedule, they are needed in that order.
+
+The first message between two ranks in a group makes NCCL connect them, and each of the two stops there until the other
+one comes to it. Stages begin a schedule with different messages, so all pairs are connected before the first step.
 """
 
 from collections.abc import Sequence
@@ -98,12 +101,30 @@ class StageRunner:
         self.most_alive = 0
         self.sends: list[tuple[dist.Work | None, Tensor]] = []
         self.count = self.bytes = 0
+        self.is_connected = False
+
+    def connect(self, device: torch.device) -> None:
+        """Exchange a number with each rank that gets messages from this one, the first time that it is called."""
+        if self.is_connected:
+            return
+        self.is_connected = True
+        number = torch.zeros(1, device=device)
+        for rank in dict.fromkeys((self.left, self.right, self.other_end)):
+            if rank is None:
+                continue
+            if rank > dist.get_rank():
+                dist.send(number, rank, group=self.group)
+                dist.recv(number, rank)
+            else:
+                dist.recv(number, rank, group=self.group)
+                dist.send(number, rank)
 
     def run(self, actions: Sequence[Action], micro_batches: Sequence[Tensor]) -> Tensor:
         """Run forward and backward of all micro-batches (B, T) in the order of `actions`; gradients add up.
 
         Returns the mean of their losses on the last stage, 0 on the others.
         """
+        self.connect(micro_batches[0].device)
         losses = []
         arriving = self.expect(actions[0], micro_batches)
         for action, following in zip(actions, [*actions[1:], None], strict=True):
@@ -120,6 +141,7 @@ class StageRunner:
 
     def only_forward(self, tokens: Tensor) -> Tensor | None:
         """Run forward on tokens (B, T) without a backward; return the logits (B, T, V) on the last stage."""
+        self.connect(tokens.device)
         arriving = self.expect(Action("forward", 0), [tokens])
         y = self.stage(tokens if arriving is None else arriving.wait())
         if self.right is None:

@@ -61,6 +61,7 @@ class CheckResult:
 LAUNCH = "python -m cluster.launch --workers"
 FLAGS = "--max_steps 5 --dropout 0 --output_dir runs/gpu_check --overwrite_output_dir"
 SHARDS = "runs/gpu_check_shards"
+SAVE = f"{LAUNCH} 2 -- beyond/run_gpt2.py {FLAGS} --strategy zero2 --save_to {SHARDS}"
 HELLO = "python cluster/hello.py --master_port 6591 --world_size 2 --hang_seconds 20"
 DTYPE = """python -c 'import torch; from benchmark.engines.single import Autocast
 model = Autocast(torch.nn.Linear(4, 4).cuda(), lambda: torch.autocast("cuda", torch.bfloat16))
@@ -84,11 +85,10 @@ CHECKS = (
     Check(4, 2, f"{HELLO} --step all_reduce --local_rank 0 & {HELLO} --step join --local_rank 1; wait", "all_reduce"),
     *(lesson(5, 2, name) for name in ("ring", "overlap", "zero1", "zero2", "zero3", "tensor", "1f1b")),
     lesson(5, 2, "1f1b --schedule gpipe"),
-    lesson(5, 4, "grid"),
+    *(lesson(5, 4, name) for name in ("1f1b", "grid")),
     *(lesson(6, 2, name, "TORCH_CUDA_SANITIZER=1 ") for name in ("zero3", "overlap")),
     *(lesson(6, 2, name, "CUDA_LAUNCH_BLOCKING=1 ") for name in ("zero3", "overlap")),
-    lesson(7, 2, f"zero2 --save_to {SHARDS}"),
-    lesson(7, 2, f"zero2 --resume_from {SHARDS}"),
+    lesson(7, 2, f"zero2 --resume_from {SHARDS}", before=f"{SAVE} && "),
     *(pipeline(1, f"python pipeline/run_gpt2.py --model_parallel_mode {m}") for m in ("none", "model_parallel")),
     *(pipeline(n, "python pipeline/run_gpt2.py --model_parallel_mode pipeline_parallel") for n in (1, 2, 4)),
     *(pipeline(2, f"{LAUNCH} 2 -- pipeline/run_gpt2.py --schedule {s}") for s in ("gpipe", "1f1b", "interleaved")),

@@ -2,7 +2,8 @@
 
 ProcessGroupNCCL has a first-in, first-out queue for every pair of ranks of a group, for single sends and receives, and
 one for the whole group, for a batch (`batch_isend_irecv`), whose members run together. The first entries of two queues
-meet if one sends and the other receives; a large send does not end before.
+meet if one sends and the other receives; a large send does not end before. The first single message of a pair connects
+the two ranks: the call itself returns only when the other rank has come to its first call there.
 """
 
 from collections import deque
@@ -72,6 +73,7 @@ def stuck(programs: Sequence[Program]) -> list[str]:
     """Return "rank r at step s of t" for each rank that never ends; none if all messages arrive."""
     queues: dict[tuple[int, Key], deque[Transfer]] = {}
     at = [0] * len(programs)
+    connected = set[Key]()
     moved = True
     while moved:
         moved = False
@@ -80,6 +82,10 @@ def stuck(programs: Sequence[Program]) -> list[str]:
                 kind, transfer = program.steps[at[program.rank]]
                 if kind == "wait" and transfer.messages:
                     break
+                if kind == "start" and len(transfer.key) > 1 and transfer.key not in connected:
+                    if not all(comes_to(programs[rank], at[rank], transfer.key) for rank in transfer.key[1:]):
+                        break
+                    connected.add(transfer.key)
                 if kind == "start":
                     queues.setdefault((program.rank, transfer.key), deque()).append(transfer)
                 at[program.rank] += 1
@@ -100,6 +106,11 @@ def stuck(programs: Sequence[Program]) -> list[str]:
         for program in programs
         if at[program.rank] < len(program.steps) or program.rank in left
     ]
+
+
+def comes_to(program: Program, at: int, key: Key) -> bool:
+    """Return whether the rank's next step is a call in this queue."""
+    return at < len(program.steps) and program.steps[at][0] == "start" and program.steps[at][1].key == key
 
 
 class Toy(nn.Module):
