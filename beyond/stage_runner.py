@@ -126,10 +126,13 @@ class StageRunner:
         """
         self.connect(micro_batches[0].device)
         losses = []
-        arriving = self.expect(actions[0], micro_batches)
+        arriving: Message | None = None
         for action, following in zip(actions, [*actions[1:], None], strict=True):
-            message = arriving
-            if following is not None:  # before we compute, so that the neighbour can send without waiting for us
+            message = arriving or self.expect(action, micro_batches)
+            arriving = None
+            # Expected before we compute, so that the neighbour can send without waiting for us. Not so the gradient of
+            # what we are about to send: CUDA loads a kernel when it is first used, and may wait for the receive to end.
+            if following is not None and (following.kind == "forward" or following.micro_batch in self.alive):
                 arriving = self.expect(following, micro_batches)
             if action.kind == "forward":
                 y = self.forward(action.micro_batch, micro_batches, message)

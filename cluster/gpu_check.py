@@ -61,6 +61,7 @@ class CheckResult:
 LAUNCH = "python -m cluster.launch --workers"
 FLAGS = "--max_steps 5 --dropout 0 --output_dir runs/gpu_check --overwrite_output_dir"
 SHARDS = "runs/gpu_check_shards"
+SANITIZER = "TORCH_CUDA_SANITIZER=1 "  # needs CUDA
 SAVE = f"{LAUNCH} 2 -- beyond/run_gpt2.py {FLAGS} --strategy zero2 --save_to {SHARDS}"
 HELLO = "python cluster/hello.py --master_port 6591 --world_size 2 --hang_seconds 20"
 DTYPE = """python -c 'import torch; from benchmark.engines.single import Autocast
@@ -86,7 +87,7 @@ CHECKS = (
     *(lesson(5, 2, name) for name in ("ring", "overlap", "zero1", "zero2", "zero3", "tensor", "1f1b")),
     lesson(5, 2, "1f1b --schedule gpipe"),
     *(lesson(5, 4, name) for name in ("1f1b", "grid")),
-    *(lesson(6, 2, name, "TORCH_CUDA_SANITIZER=1 ") for name in ("zero3", "overlap")),
+    *(lesson(6, 2, name, SANITIZER) for name in ("zero3", "overlap")),
     *(lesson(6, 2, name, "CUDA_LAUNCH_BLOCKING=1 ") for name in ("zero3", "overlap")),
     lesson(7, 2, f"zero2 --resume_from {SHARDS}", before=f"{SAVE} && "),
     *(pipeline(1, f"python pipeline/run_gpt2.py --model_parallel_mode {m}") for m in ("none", "model_parallel")),
@@ -107,7 +108,7 @@ def run(check: Check, seconds: float) -> CheckResult:
     on_gpu, on_cpu = losses(output), losses("")
     outcome = "passed" if code == 0 and re.search(check.pattern, output) else f"failed: exit code {code}"
     if outcome == "passed" and check.as_on_cpu:
-        on_cpu = losses(output_of(check.command, seconds, CUDA_VISIBLE_DEVICES="")[0])
+        on_cpu = losses(output_of(check.command.removeprefix(SANITIZER), seconds, CUDA_VISIBLE_DEVICES="")[0])
         if not same(on_gpu, on_cpu):
             outcome = f"failed: losses are not those on the CPU, to {TOLERANCE:g}"
     took = round(time.monotonic() - begin, 1)

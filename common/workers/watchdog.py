@@ -71,6 +71,15 @@ def deadline(seconds: float, message: str) -> Iterator[None]:
         timer.cancel()
 
 
+def unrecorded_call(frames: list[tuple[str, int, str]], is_pending: bool) -> str:
+    """Return the function in which a thread waits while the recorder has no entry of its call; "" if there is none.
+
+    Those are sends and receives, and on NCCL, unless one `is_pending`, also collectives: it connects the ranks first.
+    """
+    function = torch_function(frames)
+    return function if function in POINT_TO_POINT or (uses_nccl() and not is_pending) else ""
+
+
 class Watchdog:
     """The thread of one rank that watches the main thread and the other ranks' watchdogs.
 
@@ -155,9 +164,10 @@ class Watchdog:
         if self._has_finished:
             return FINISHED
         computes, pending = which_compute([self._main])[0], any(entry.is_pending for entry in recorded())
-        if computes and not (pending and uses_nccl()):  # a thread that waits for a GPU uses its core fully
+        waits = pending or unrecorded_call(self._main.frames(), pending) != ""
+        if computes and not (waits and uses_nccl()):  # a thread that waits for a GPU uses its core fully
             return COMPUTES
-        return WAITS if pending or torch_function(self._main.frames()) in POINT_TO_POINT else IDLE
+        return WAITS if waits else IDLE
 
     def _row(self, state: str, traceback: TracebackType | None = None, note: str = "", takes_part: bool = False) -> Row:
         explained = self._pulse.explain(self._main) if self._pulse.explain else Explanation([])
@@ -171,7 +181,7 @@ class Watchdog:
         pending = [entry for entry in entries if entry.is_pending] if state == WAITS else []
         shown = pending[:1] or entries[-1:]
         call, collective = (str(shown[0]), f"{shown[0].number} {shown[0].signature}") if shown else ("", "")
-        if state == WAITS and (function := torch_function(frames)) in POINT_TO_POINT:
+        if state == WAITS and (function := unrecorded_call(frames, bool(pending))):
             call, collective = function, ""
         if explained.waits_for:
             state, call, collective = WAITS, explained.waits_for, ""

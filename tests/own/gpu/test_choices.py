@@ -215,6 +215,16 @@ def test_a_thread_that_spins_for_a_pending_collective_waits(on_nccl, monkeypatch
     assert watchdog.Watchdog._state(stand_in) == watchdog.COMPUTES
 
 
+def test_a_thread_that_connects_for_its_first_collective_waits_in_it(on_nccl, monkeypatch):
+    monkeypatch.setattr(watchdog, "which_compute", lambda threads: [True])
+    frames = [(dist.distributed_c10d.__file__, 3000, "all_reduce"), ("hello.py", 78, "main")]
+    on_nccl([])
+
+    stand_in = SimpleNamespace(_has_finished=False, _main=SimpleNamespace(frames=lambda: frames))
+    assert watchdog.Watchdog._state(stand_in) == watchdog.WAITS
+    assert watchdog.unrecorded_call(frames, is_pending=False) == "all_reduce"
+
+
 # --- clocks, devices, memory ---
 
 

@@ -334,8 +334,6 @@ def test_what_a_gpu_does_not_tell_is_a_dash_in_the_table_also_from_a_file(tmp_pa
     assert line.split()[-3:] == ["-", "0.00", "-"]  # waiting, other, hidden
 
 
-# ------------------------------------------------------------------------------------------- the ten checks
-
 EVERYTHING = '9 passed, CPU, all_reduce, first losses: 2.000000, 3 DDP, torch.bfloat16, rows, "outcome": "ok"'
 
 
@@ -344,12 +342,16 @@ def check(gpus, monkeypatch, tmp_path):
     """Run gpu_check with so many GPUs and these outputs of its commands; return its exit code and its file."""
 
     def run(count, with_gpus=EVERYTHING, without=EVERYTHING):
+        def output_of(command, *_, **variables):
+            if variables.get("CUDA_VISIBLE_DEVICES") != "":
+                return with_gpus, 0
+            return ("RuntimeError: no NVIDIA driver", 1) if "SANITIZER" in command else (without, 0)
+
         gpus(count)
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         file = tmp_path / "checks.json"
         monkeypatch.setattr(sys, "argv", ["gpu_check", "--output", str(file)])
-        outputs = lambda *_, **env: (without if env.get("CUDA_VISIBLE_DEVICES") == "" else with_gpus, 0)  # noqa: E731
-        monkeypatch.setattr(gpu_check, "output_of", outputs)
+        monkeypatch.setattr(gpu_check, "output_of", output_of)
         with pytest.raises(SystemExit) as ended:
             gpu_check.main()
         return ended.value.code, json.loads(file.read_text())["checks"] if file.exists() else None

@@ -9,6 +9,7 @@ the two ranks: the call itself returns only when the other rank has come to its 
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -169,6 +170,17 @@ def test_the_stage_runner_ends_for_every_number_of_stages_and_micro_batches(sche
         for program in programs:
             step_of_runner(program, schedule, stages, micro_batches)
         assert not stuck(programs), f"{stages} stages, {micro_batches} micro-batches"
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_stage_asks_for_a_gradient_only_when_it_has_sent_the_activations(schedule):
+    for stages, micro_batches in SIZES:
+        program = Program(0)
+        step_of_runner(program, schedule, stages, micro_batches)
+        started = [transfer for kind, transfer in program.steps if kind == "start"]
+        to_the_right = [transfer.messages[0][0] for transfer in started if transfer.messages[0][1] == 1]
+        balance = list(accumulate(1 if is_send else -1 for is_send in to_the_right))
+        assert min(balance) == 0, f"{stages} stages, {micro_batches} micro-batches"
 
 
 def test_every_message_of_the_stage_runner_is_waited_for():
