@@ -148,5 +148,5 @@ def _strategy(flags: argparse.Namespace) -> str:
     if offload and not stage:
         raise InputError("--offload needs --zero_stage 1, 2 or 3: stage 0 shards nothing")
     if framework == "deepspeed":
-        return f"zero{stage or 0}{'_offload' * offload}"
+        return f"zero{stage or 0}{'_offload' if offload else ''}"
     return "single" if framework == "none" else framework or flags.strategy or "ddp"

@@ -149,8 +149,8 @@ ROWS = (
         "fsdp", "fsdp:FSDP", "sharded:fsdp", (no_fp16,), (0, 16), state_bytes.rows_dealt_out, is_deferred=True
     ),
     *(
-        Strategy(f"zero{stage}{'_offload' * offload}", "deepspeed:DeepSpeed", program, (deepspeed,), ideal, documented,
-                 zero=(stage, offload))
+        Strategy(f"zero{stage}{'_offload' if offload else ''}", "deepspeed:DeepSpeed", program, (deepspeed,), ideal,
+                 documented, zero=(stage, offload))
         for stage, offload, program, ideal, documented in (
             (0, False, "unsharded:zero0", (16, 0), state_bytes.everything),
             (1, False, "sharded:zero12", (8, 8), state_bytes.zero12),

@@ -84,7 +84,8 @@ def main() -> None:
             print(f"--- task {name}: not written yet: {', '.join(missing)}; the table ends here")
             break
         workers = 1 if task == TASKS[0] else n
-        print(f"--- task {name}: {workers} worker{'s' * (workers > 1)}, {arguments.iterations} iterations", flush=True)
+        of_workers = f"{workers} worker{'s' if workers > 1 else ''}"
+        print(f"--- task {name}: {of_workers}, {arguments.iterations} iterations", flush=True)
         run(task, workers, arguments)
         rows.append(read_row(task, name, workers))
     if rows:

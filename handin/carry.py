@@ -78,7 +78,9 @@ def summary(messages: Iterable[str]) -> list[str]:
     opened = [line for line in lines if NOT_YET in line]
     regions = dict.fromkeys(line.split(" ")[0] for line in opened)
     rest = [line for line in lines if line not in opened]
-    return rest + [f"not written yet, so there is nothing to carry: {', '.join(regions)}"] * bool(opened)
+    if opened:
+        rest.append(f"not written yet, so there is nothing to carry: {', '.join(regions)}")
+    return rest
 
 
 def find_task(course: Course, name: str) -> Task:
@@ -124,7 +126,7 @@ def _carry_block(script: Script, home: Script, block: Block, force: bool) -> tup
     """The script with this block carried, if it is to be, and what was done in one line (and a diff where forced)."""
     sources = home.parts(block.id)
     if len(sources) != len(script.parts(block.id)):
-        parts = f"{len(sources)} part{'s' * (len(sources) != 1)} of this TODO"
+        parts = f"{len(sources)} part{'s' if len(sources) != 1 else ''} of this TODO"
         return script, f"not carried, {home.name} has {parts}, this file has {len(script.parts(block.id))}"
     source = sources[block.part - 1]
     if not source.attempted:
@@ -139,7 +141,7 @@ def _carry_block(script: Script, home: Script, block: Block, force: bool) -> tup
     if problem := _does_not_compile(changed):
         return script, f"not carried, the lines in {home.name} are not valid Python yet ({problem})"
     lines = len(source.body.strip("\n").split("\n"))
-    message = f"carried {lines} line{'s' * (lines > 1)} from {home.name}"
+    message = f"carried {lines} line{'s' if lines > 1 else ''} from {home.name}"
     if missing := _names_left_behind(source, home, changed):
         message += f"; they use {', '.join(missing)}, which this file does not have: copy it by hand"
     if block.attempted:

@@ -180,7 +180,7 @@ def gpt2_tables(gpt2: Gpt2, findings: Findings) -> str:
     findings.doubt(gpt2.doubts)
     findings.missing += [
         (
-            f"GPT-2 on {workers} worker{'s' * (workers > 1)}",
+            f"GPT-2 on {workers} worker{'s' if workers > 1 else ''}",
             f"{'OMP_NUM_THREADS=1 ' * gpt2.on_cpu}{_DATA_PARALLEL} --world_size {workers} --batch_size {batch}",
         )
         for workers, batch in ((1, 64), (2, 128))

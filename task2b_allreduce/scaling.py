@@ -139,7 +139,7 @@ def draw_scaling(figures: Path) -> None:
 
 
 def _bar_name(run: dict) -> str:
-    workers = f"{run['workers']} worker{'s' * (run['workers'] > 1)}"
+    workers = f"{run['workers']} worker{'s' if run['workers'] > 1 else ''}"
     threads = f" x {run['threads']} threads" if run.get("threads", 1) > 1 else ""
     return f"{workers}{threads}\nbatch {run['batch_size']}"
 

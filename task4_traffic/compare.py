@@ -208,7 +208,7 @@ def plot_epochs(path: Path, runs: list[TrafficRun]) -> None:
         axes.bar_label(
             axes.bar(right, observed, color=COLOURS[2], hatch=HATCHES[2], label="observed", **style), fmt="%.4g"
         )
-        axes.set_xticks(places, [f"{run.batch}" + f"\n{run.dtype}" * (run.dtype != "fp32") for run in runs])
+        axes.set_xticks(places, [f"{run.batch}" + (f"\n{run.dtype}" if run.dtype != "fp32" else "") for run in runs])
         axes.set_xlabel("batch of all workers together (examples)")
         axes.set_ylabel(f"sent by {runs[0].whose} per epoch (MB)")
         axes.set_title(f"{runs[0].world_size} workers")

@@ -63,7 +63,8 @@ def cell(value: float | None, digits: int = 2, unit: float = 1.0, missing: str =
 def write_csv(path: Path, rows: Iterable[Sequence[object]], comment: str = "") -> None:
     """Write rows; the comment, if there is one, is the first line."""
     with atomic_write(path) as file:
-        file.write(f"# {comment}\n" * bool(comment))
+        if comment:
+            file.write(f"# {comment}\n")
         csv.writer(file, lineterminator="\n").writerows(rows)
 
 

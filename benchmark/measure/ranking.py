@@ -24,7 +24,7 @@ def draw_ranking(path: Path, bars: Sequence[Bar], label: str, title: str) -> Non
     known = sorted((bar for bar in bars if bar.value is not None), key=lambda bar: bar.value or 0.0)
     rows = [*known, *(bar for bar in bars if bar.value is None)]
     families = [name for name in FAMILIES if name in {family(bar.name) for bar in rows}]
-    with figure(path, 6.0 + 1.2 * (len(families) > 1), 1.2 + 0.28 * len(rows)) as axes:
+    with figure(path, 6.0 + (1.2 if len(families) > 1 else 0), 1.2 + 0.28 * len(rows)) as axes:
         for place, bar in enumerate(rows):
             if bar.value is None:
                 axes.text(0, place, " not measured", va="center", fontsize=8)

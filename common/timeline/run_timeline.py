@@ -31,7 +31,7 @@ class RunTimeline:
 
     def __init__(self, config: RunConfig, worker: Worker) -> None:
         self.capture = Capture(worker.rank, config.timeline, worker.device.type == "cuda")
-        self._title = f"{config.task}, {config.world_size} worker{'s' * (config.world_size > 1)}"
+        self._title = f"{config.task}, {config.world_size} worker{'s' if config.world_size > 1 else ''}"
         self._worker = worker
         self._clocks: list[list[Reading]] = []  # on rank 0: of every rank, before and after training
         self._timeline: Timeline | None = None

@@ -78,7 +78,7 @@ def device_and_backend(workers: int, no_cuda: bool, backend: str | None, speaks:
     if backend == "nccl":
         raise InputError(f"--backend nccl needs a GPU for each of the {workers} workers on this machine, got {gpus}")
     if speaks and gpus:
-        count = f"{gpus} GPU{'s' * (gpus > 1)}"
+        count = f"{gpus} GPU{'s' if gpus > 1 else ''}"
         print(f"{workers} workers and {count} on this machine: using the CPU and gloo", flush=True)
     elif speaks and not no_cuda and torch.version.cuda is None and nvidia_driver():
         print(WITHOUT_CUDA.format(torch.__version__), flush=True)

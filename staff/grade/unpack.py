@@ -73,8 +73,9 @@ class _Taker:
 
     def notes(self) -> list[str]:
         return [
-            f"{len(names)} file{'s' * (len(names) > 1)} ignored ({reason}): "
-            + ", ".join(names[:3] + ["..."] * (len(names) > 3))
+            f"{len(names)} file{'s' if len(names) > 1 else ''} ignored ({reason}): "
+            + ", ".join(names[:3])
+            + (", ..." if len(names) > 3 else "")
             for reason, names in self.left_out.items()
         ]
 

@@ -74,7 +74,8 @@ def tell(grading: Grading, name: str, now: bool, count: str) -> None:
     figures = f"{row.run['wall_s']:6.1f} s  {row.run['peak_pss_mb'] or 0:6.0f} MB" if now else "already graded"
     score = f"{row.report['score']:3} of {row.report['max_score']}"
     score += f" + {row.report['bonus']:2} of {row.report['max_bonus']} bonus" if row.report.get("max_bonus") else ""
-    notes = "; ".join(["needs manual review"] * bool(row.run.get("flags")) + row.run["notes"])
+    review = ["needs manual review"] if row.run.get("flags") else []
+    notes = "; ".join([*review, *row.run["notes"]])
     print(f"{count:>7}  {score}  {figures}  {name}  {notes[:100]}".rstrip(), flush=True)
 
 

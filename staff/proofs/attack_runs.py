@@ -48,9 +48,11 @@ class Gain:
         return bool(self.points or self.secret or self.running or self.harm)
 
     def __str__(self) -> str:
-        gains = [f"{self.points} points"] * bool(self.points) + [f"a secret ({self.secret})"] * bool(self.secret)
-        gains += [f"{self.running} left running"] * bool(self.running) + [self.harm] * bool(self.harm)
-        return " and ".join(gains) or "nothing"
+        gains = {
+            f"{self.points} points": self.points, f"a secret ({self.secret})": self.secret,
+            f"{self.running} left running": self.running, self.harm: self.harm,
+        }  # fmt: skip
+        return " and ".join(words for words, gain in gains.items() if gain) or "nothing"
 
 
 class Surroundings:
@@ -183,7 +185,7 @@ def judge(attack: Attack, around: Surroundings, outcome: Outcome) -> Gain:
     words = [around.word, os.environ["PLATFORM_TOKEN"], *(first_line(ROOT / file) for file in SECRET_FILES)]
     if any(word in text.replace('\\"', '"') for word in words):
         secret = "in the report"
-    harm = [traces] * bool(traces)
+    harm = [traces] if traces else []
     if tests.get(VICTIM, {}).get("status") != "passed":
         ended = "at the deadline" if outcome.timed_out else f"code {outcome.exit_code}"
         harm.append(f"the next task got no points (graders ended: {ended})")

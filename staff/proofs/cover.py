@@ -32,4 +32,4 @@ def cover(bank: Iterable[Entry]) -> list[Entry]:
 def price(entry: Entry) -> int:
     """What running an entry costs, in runs of a test."""
     words = " ".join(word.lower() for words in entry.fails.values() for word in words)
-    return len(entry.fails) + PRICE_OF_WAITING * any(word in words for word in WAITING)
+    return len(entry.fails) + (PRICE_OF_WAITING if any(word in words for word in WAITING) else 0)

@@ -155,15 +155,19 @@ def harm(out: Path, alone: Path, honest: Sequence[str], count: int) -> list[str]
     for name in honest:
         got, expected = points(out, name), points(alone, name)
         other = [f"{test}: expected {n}, got {got.get(test)}" for test, n in expected.items() if got.get(test) != n]
-        problems += [f"{name} was graded otherwise than alone: {'; '.join(other)}"] * bool(other)
+        if other:
+            problems.append(f"{name} was graded otherwise than alone: {'; '.join(other)}")
     solution = result_store.read(out, "all").report
-    problems += ["the solution lacks points"] * (solution["score"] < solution["max_score"])
-    long = any(len(cell) > LONGEST_CELL for row in rows for cell in row.values())
-    problems += ["a cell that no spreadsheet reads"] * long
+    if solution["score"] < solution["max_score"]:
+        problems.append("the solution lacks points")
+    if any(len(cell) > LONGEST_CELL for row in rows for cell in row.values()):
+        problems.append("a cell that no spreadsheet reads")
     for name in {row["submission"] for row in rows} - set(honest):
         row = result_store.read(out, name)
-        problems += [f"{name} has points for {TARGET}"] * any(t["points"] for t in row.tests if t["id"] == TARGET)
-        problems += [f"{name} took {row.run['peak_pss_mb']} MiB"] * ((row.run["peak_pss_mb"] or 0) > MOST_MEMORY)
+        if any(test["points"] for test in row.tests if test["id"] == TARGET):
+            problems.append(f"{name} has points for {TARGET}")
+        if (row.run["peak_pss_mb"] or 0) > MOST_MEMORY:
+            problems.append(f"{name} took {row.run['peak_pss_mb']} MiB")
     return problems
 
 
@@ -184,7 +188,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         count = len(good) + harmful(folder, list(TEXTS)) + attackers(folder / "attacks", around)
         hand_ins = [path for path in folder.iterdir() if path.name != "attacks"]
         grade(hand_ins + sorted(folder.glob("attacks/*/*")), options.out, tests)
-        problems = harm(options.out, alone, good, count) + [around.traces()] * bool(around.traces())
+        problems = [*harm(options.out, alone, good, count), *filter(None, [around.traces()])]
         texts = [path.read_text(errors="replace") for path in options.out.rglob("*") if path.is_file()]
         words = {around.word: "a secret", around.taken: "more than allowed"}
         problems += [what for word, what in words.items() if any(word in text for text in texts)]

@@ -59,7 +59,8 @@ def build(policy: Policy, folder: str) -> None:
     """Apply the layers from the outermost to the innermost: each needs calls that a later one refuses."""
     walls, sockets = policy.walls, policy.sockets
     if "network" in walls or "scratch" in walls:
-        namespaces = kernel.NEW_NETWORK * ("network" in walls) | kernel.NEW_MOUNTS * ("scratch" in walls)
+        kinds = {"network": kernel.NEW_NETWORK, "scratch": kernel.NEW_MOUNTS}
+        namespaces = sum(kind for wall, kind in kinds.items() if wall in walls)
         kernel.own_namespaces(namespaces)
     if "network" in walls:
         _small_buffers()

@@ -61,7 +61,7 @@ def check_schema(content: dict) -> None:
 def graded(*outcomes: tuple[str, str, str], **run) -> Row:
     """A row from (id, status, message), each of 2 points and of region 2b.1."""
     tests: list[dict[str, Any]] = [
-        {"id": id, "task": "2b", "region": "2b.1", "status": status, "points": 2 * (status == "passed"),
+        {"id": id, "task": "2b", "region": "2b.1", "status": status, "points": 2 if status == "passed" else 0,
          "max_points": 2, "message": message}
         for id, status, message in outcomes
     ]  # fmt: skip

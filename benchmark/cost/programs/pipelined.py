@@ -166,11 +166,12 @@ class StageProgram:
             rest = sum(step.forward[unit] for unit, stage in ends if stage == self.stage)
             return [step.forward[f"block {i}"] for i in own_blocks], rest
         block_of = {weight.name: weight.block for weight in model.weights}
-        blocks, rest = dict.fromkeys(own_blocks, 0.0), step.tail * (self.stage == 0)
+        blocks, rest = dict.fromkeys(own_blocks, 0.0), (step.tail if self.stage == 0 else 0)
         for name, seconds in step.backward.items():
             block = block_of[name]
             if block is None:
-                rest += seconds * (self.stage == (0 if "wte" in name or "wpe" in name else self.last))
+                stage = 0 if "wte" in name or "wpe" in name else self.last
+                rest += seconds if stage == self.stage else 0.0
             elif block in blocks:
                 blocks[block] += seconds
         return list(blocks.values()), rest
