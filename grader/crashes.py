@@ -52,6 +52,8 @@ KNOWN = {
     "changed: make a list of it",
     "Boolean value of Tensor": "a tensor stands where a condition is needed; `in`, == and list.index compare values, "
     "too: write `param.grad is None`, and look parameters up in a dict or a set",
+    "is not a Module subclass ... Sequential(": "nn.Sequential takes modules, each as an argument of its own: unpack a "
+    "list or a generator of them with *",
     "save_for_backward can only save variables": "ctx.save_for_backward takes only tensors: keep anything else as an "
     "attribute, ctx.name = ...",
     "'NoneType' object is not subscriptable": "None is indexed here: a function that works in place, such as "

@@ -79,6 +79,16 @@ STEPS: Sequence[tuple[str, Step, tuple[float, float, float]]] = (
     ("no bucket", (1, 4, 0.5, ()), (5.5, 0, 0)),
     ("a network that never rests", (0, 4, 0, ((0.5, 2), (1, 2), (2, 2), (4, 2))), (8.5, 4.5, 3.5)),
 )
+FOLLOW = (
+    "follow the buckets one by one: each starts when it is ready and the one before has arrived; exposed is what "
+    "remains of the last one after the end of backward"
+)
+EXPOSED: Mapping[str, Mapping[str, float]] = {  # the case -> a mistake, and the seconds exposed that it gives
+    "a bucket that waits for the one before it": {
+        "the delays of several buckets are added up: exposed is the time from the end of backward to the end of the "
+        "last bucket": 4.5,
+    }
+}
 
 
 # --- what a rank does ---
@@ -160,12 +170,14 @@ def check_steps(grade: Grade, names: Sequence[str]) -> None:
             exposed = f"seconds exposed: expected 0 or more, got {got['exposed'] / unit:.4g}"
             grade.fail(f"{where}: {exposed}: exposed time is never negative")
         in_units = {name: got[name] / unit for name in names}
-        follow = "follow the buckets one by one: each starts when it is ready and the one before has arrived"
-        expected = {
-            name: seconds(right[list(labels).index(name)], 1.0, labels[name], message=f"{what}: {follow}")
-            for name in names
-        }
-        check(grade, f"{where}: ", in_units, expected)
+        exposed_is_right = np.isclose(got["exposed"] / unit, right[1], rtol=1e-7, atol=1e-9)
+        advice = "the exposed time is right, so compare with steps [3] and [4] of b.16" if exposed_is_right else FOLLOW
+        expected: dict[str, Expected] = {}
+        for name, value in zip(labels, right, strict=True):
+            sign = -1 if name == "hidden" else 1
+            wrong = {cause: value + sign * (other - right[1]) for cause, other in EXPOSED.get(what, {}).items()}
+            expected[name] = seconds(value, 1.0, labels[name], wrong, f"{what}: {advice}")
+        check(grade, f"{where}: ", in_units, {name: expected[name] for name in names})
 
 
 # --- the graded tests ---

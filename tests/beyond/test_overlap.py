@@ -39,6 +39,10 @@ HINTS = {  # words of the reducer, of torch and of the graders -> what they mean
     "after wait(). A hook of register_hook runs too early: backward adds to parameter.grad only after it",
     "the ranks do not agree": f"the ranks do not send the same buckets: {shared.ONCE}",
 }
+REPLACED = (
+    "bucket.flat was replaced by another tensor, but the pieces are views of the old one: copy the gradients into the "
+    "pieces, which fills bucket.flat"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +134,7 @@ def reduce_gradients(context: Context, lesson: Any, inputs: Any) -> Any:
     toy = Toy(arguments, context.later)
     reducer = lesson.GradientReducer(toy, arguments["bucket_bytes"])
     for step, micros in enumerate(inputs["uses"]):
+        flats = [(bucket, getattr(bucket, "flat", None)) for bucket in getattr(reducer, "buckets", ())]
         for number in range(len(micros) - 1):
             if not arguments["finish"]:
                 reducer.sync = False
@@ -150,6 +155,7 @@ def reduce_gradients(context: Context, lesson: Any, inputs: Any) -> Any:
             dist.barrier()  # so that all messages arrive
         left = {f"parameter {k}": copy_of(parameter.grad) for k, parameter in enumerate(toy.numbered)}
         left |= {f"dtype {k}": dtype_of(parameter.grad) for k, parameter in enumerate(toy.numbered)}
+        left["replaced"] = any(getattr(bucket, "flat", None) is not flat for bucket, flat in flats)
         yield left | {"moved": [k for k, p in enumerate(toy.numbered) if not bool((p == 1).all())]}
         for parameter in toy.numbered:
             parameter.grad = None
@@ -250,11 +256,13 @@ class Reduced:
             for rank in range(self.ranks):
                 expected[rank, "moved"] = Expected([], "parameter {got} itself changed: only its gradient may")
                 for k in range(len(self.setting.shapes)):
-                    expected |= self._after_step(step, rank, k, payloads)
+                    expected |= self._after_step(step, rank, k, payloads, any(own["replaced"] for own in left))
             where = f"step {step}: expected the mean of {self.ranks} ranks' gradients; on rank {{rank}}, "
+            if not all(one.is_right(got.get(key)) for key, one in expected.items()):
+                self.check_messages()  # a wrong message explains a wrong mean
             check(self.grade, where, got, expected, self.result)
 
-    def _after_step(self, step: int, rank: int, k: int, payloads: Payloads) -> dict[Any, Expected]:
+    def _after_step(self, step: int, rank: int, k: int, payloads: Payloads, replaced: bool) -> dict[Any, Expected]:
         """Return the gradient, and its dtype, that a parameter of a rank must have at the end of a step."""
         if k in self.setting.frozen:
             message = f"parameter {k} requires no gradient, but has one"
@@ -264,7 +272,9 @@ class Reduced:
         limit = 2.0**-6 * np.mean(np.abs(by_rank), axis=0) if dtype == "bfloat16" else None
         one = averaging.mean_of(by_rank, rank, payloads, norm(by_rank), limit)
         # The first mistake that fits is named: the reducer's own come first.
-        one = replace(one, mistakes=self._mistakes(step, k) | dict(one.mistakes))
+        parts = (0.0, 1.0, 1 / self.ranks) if replaced else ()
+        old = {f"{REPLACED} (param.grad is {part:.3g} times this rank's own)": part * by_rank[rank] for part in parts}
+        one = replace(one, mistakes=old | self._mistakes(step, k) | dict(one.mistakes))
         of_dtype = Expected(dtype, name=f"the dtype of parameter {k}'s gradient")
         return {(rank, f"parameter {k}"): one, (rank, f"dtype {k}"): of_dtype}
 

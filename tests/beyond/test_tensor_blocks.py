@@ -149,10 +149,13 @@ def check_columns(grade: Grade) -> None:
         by_head = np.reshape(right, (3, len(heads), head_dim)).transpose(1, 0, 2).ravel().tolist()
         queries = right[: len(right) // 3]
         wrong_thirds = [begin * len(queries) + column for begin in range(3) for column in queries]
+        as_neighbours = [3 * head_dim * head + column for head in heads for column in range(3 * head_dim)]
         mistakes = {
             "only the queries are there: take the same heads from the second and the third third as well": queries,
             "the columns are right, but their order is not: all queries, then all keys, then all values": by_head,
             "the columns of these heads in each third: the thirds begin at 0, width and 2 width": wrong_thirds,
+            "c_attn is cut as if q, k and v of one head were neighbours: it has all queries, then all keys, then all "
+            "values": as_neighbours,
         }
         expected = {
             "heads": Expected(heads, "`heads` is changed; it is the caller's"),

@@ -188,7 +188,7 @@ def check_order(grade: Grade, where: str, sent: list[int], count: int, place: st
     if not sent:
         cause = "no bucket is sent: is the hook called for every parameter, and does it send?"
     elif len(set(sent)) < len(sent):
-        cause = "buckets are sent more than once"
+        cause = "buckets are sent more than once: send only those that have not been sent yet"
     elif len(sent) < count:
         every = "some are missing: when a bucket is complete, send it and all complete ones after it, in a loop (while)"
         cause = "the last bucket is never sent" if sent == expected[:-1] else every

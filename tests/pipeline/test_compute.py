@@ -257,11 +257,12 @@ def check_devices(grade: Grade, devices: list[str], cycle: Cycle) -> None:
     types, watched = [device.split(":")[0] for device in devices], Watched(result.ranks[0].events)
     for enter in watched.enters:
         got[f"input {enter['place'][1]}"] = str(enter["device"]).split(":")[0]
+    advice = "move it first, and pass on the tensor that .to() returns: the old one stays where it was"
     for _, j in cycle:
         never = f"partition {j} has a task in the cycle {cycle} but never ran: put the task into its in-queue"
         never = watched.late_binding(cycle) or never
         message = f"partition {j} is on device {devices[j]} but received a micro-batch on {{got}}"
-        expected[f"input {j}"] = Expected(types[j], f"{message}: move the micro-batch first", mistakes={never: None})
+        expected[f"input {j}"] = Expected(types[j], f"{message}: {advice}", mistakes={never: None})
     for i, j in cycle:
         got |= {f"kind {j}": value["kinds"][i], f"output {j}": value["devices"][i].split(":")[0]}
         kind = f"batches[{i}] holds a {{got}}, expected the tensor that partition {j} made"

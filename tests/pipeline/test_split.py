@@ -166,6 +166,11 @@ def cause_of(one: Case, got: list[Place]) -> str:
         if devices[:-1] == right[1:] and len(right) > 1:
             return "each partition has the device of the next one: store the device before you replace it"
         return WRONG_DEVICES
+    begins = {numbers[0] for _, numbers in got}
+    missed = [numbers[0] for _, numbers in one.places if numbers[0] not in begins]
+    if missed and {number - 1 for number in missed} <= one.no_device:
+        change = f"the change of device at layer {missed[0]}, behind layer {missed[0] - 1}, which has none, is missed"
+        return f"{change}: a layer without a device must leave the current device as it is"
     if len(got) == 1 and len(one.places) > 1:
         return (
             "all layers are in one partition: call _retrieve_device for each layer, which reads the labels, and "

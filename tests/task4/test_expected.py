@@ -79,6 +79,7 @@ def check_gradient_bytes(grade: Grade) -> None:
             "the unused tensor, whose gradient is None, is counted": right + size * count[unused],
             "frozen and unused tensors are counted, but never sent": size * sum(count),
             "those are elements, not bytes": right // size,
+            BITS: 8 * right,
             f"an element of {FLAGS[dtype]} takes {size} bytes, not 4": right * 4 // size,
         }
         name = f"gradient_bytes as {FLAGS[dtype]}"
@@ -95,6 +96,11 @@ MOVED = {
     (221, 13): (408, 2652), (240, 16): (450, 3600), (323, 19): (612, 5814), (276, 23): (528, 6072),
     (351, 27): (676, 9126), (320, 32): (620, 9920), (444, 37): (864, 15984), (390, 39): (760, 14820),
 }  # fmt: skip
+PIECES = {  # of 4 bytes on 8 workers, where a piece is half a byte: what a worker sends if it rounds each piece
+    "each piece, here half a byte, is rounded down: only the result may be rounded": 0,
+    "each piece, here half a byte, is rounded up: only the result may be rounded": 14,
+}
+BITS = "those are bits, and a byte has 8"
 
 
 def whole(got: float, right: int) -> float:
@@ -107,7 +113,8 @@ def whole(got: float, right: int) -> float:
 def check_traffic(grade: Grade, what: str, got: list[float], right: int, mistakes: dict[str, Any]) -> None:
     """Check the bytes that a worker sends and receives: both must be `right`."""
     names = [f"{what}, bytes {way}" for way in ("sent", "received")]
-    expected = {name: value_of(name, right, mistakes | {"that is sent plus received": 2 * right}) for name in names}
+    mistakes = mistakes | {"that is sent plus received": 2 * right, BITS: 8 * right}
+    expected = {name: value_of(name, right, mistakes) for name in names}
     check(grade, "", {name: whole(moved, right) for name, moved in zip(names, got, strict=True)}, expected)
 
 
@@ -115,7 +122,7 @@ def check_all_reduce(grade: Grade) -> None:
     """Check the traffic of a ring, with a few workers and with many."""
     factor = int(grade.draw.integers(1000, 9000))
     cases = [(factor * size, n) for size, n in MOVED]
-    values = results(grade, "all_reduce_traffic", cases)
+    *values, of_half_a_byte = results(grade, "all_reduce_traffic", [*cases, (4, 8)])
     for (size, n), moved, got in zip(cases, MOVED.values(), values, strict=True):
         right, of_a_root = (factor * each for each in moved)
         mistakes = {
@@ -126,6 +133,7 @@ def check_all_reduce(grade: Grade) -> None:
             "that is twice the tensor, which a ring approaches but never reaches": 2 * size,
         }
         check_traffic(grade, f"all_reduce of {size} bytes on {n} workers", got, right, mistakes)
+    check_traffic(grade, "all_reduce of 4 bytes on 8 workers", of_half_a_byte, 7, PIECES)
 
 
 def check_gather_scatter(grade: Grade) -> None:

@@ -31,6 +31,7 @@ FILE = "task4_traffic/run_glue.py"
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}  # of an element
 FLAGS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}  # --grad_dtype
 HALF = ("bfloat16", "float16")
+CONVERT = "send gradient.to(dtype), which is a new tensor: the gradient itself keeps its dtype"
 
 
 # --- what a rank does ---
@@ -132,8 +133,8 @@ def value_of(name: str, value: Any, mistakes: Mapping[str, Any]) -> Expected:
     return Expected(value, sentence, mistakes={f"{sentence}: {cause}": left for cause, left in mistakes.items()})
 
 
-def check_entries(grade: Grade, where: str, entries: list[dict[str, str]], sent: list[Sending]) -> None:
-    """Check that there is one entry for each tensor that is sent, with its values."""
+def check_entries(grade: Grade, where: str, entries: list[dict[str, str]], sent: list[Sending], dtype: str) -> None:
+    """Check that there is one entry for each tensor that is sent, with its values. `dtype`: what was asked for."""
     check(grade, where, {"entries": len(entries)}, {"entries": number_of_entries(len(sent))})
     of_gradient = "record the tensor that is sent, not the gradient it was made from"
     same_object = "all entries are the same object: create a new dict for each"
@@ -142,9 +143,10 @@ def check_entries(grade: Grade, where: str, entries: list[dict[str, str]], sent:
     expected: dict[Any, Expected] = {}
     for number, sending in enumerate(sent, 1):
         right = entry_of(sending.call)
-        elements = int(right["elements"])
+        elements, first = int(right["elements"]), str(next(iter(sending.call.shape), 1))
         mistakes: dict[str, dict[str, Any]] = {
-            "dtype": {of_gradient: "float32"},
+            "dtype": {of_gradient: "float32", f"that is what was asked for, but not what is sent: {CONVERT}": dtype},
+            "elements": {f"that is the first dimension of {right['shape']}: use numel()": first},
             "bytes": {
                 of_gradient: str(4 * elements),
                 "an element takes more than one byte, see element_size()": str(elements),
@@ -180,7 +182,7 @@ def check_recorded(grade: Grade) -> None:
         for rank, left in enumerate(result.values):
             for number, sent in enumerate(sendings(result, rank)):
                 where = f"rank {rank}, iteration {number + 1}, --grad_dtype {FLAGS[dtype]}: "
-                check_entries(grade, where, left[number]["sent"], sent)
+                check_entries(grade, where, left[number]["sent"], sent, dtype)
                 check_recorded_first(grade, where, sent)
                 own = [one for one in gradients[rank][number] if one is not None]
                 if not same_numbers([sending.call.sent_arrays() for sending in sent], own):
@@ -206,6 +208,9 @@ def check_bytes(grade: Grade, dtype: str) -> None:
     """Check that every gradient is sent once, in this dtype."""
     result, gradients = synced(grade, 2, dtype, PLAIN)
     for rank, own in enumerate(gradients):
+        for call in result.ranks[rank].calls:
+            if call.name == "all_reduce" and call.dtype != dtype:
+                grade.fail(f"rank {rank} sends a tensor of {call.dtype} ({call.where}), expected {dtype}: {CONVERT}")
         size = BYTES[dtype] * sum(one.size for call in own for one in call)
         what = f"each gradient, as {FLAGS[dtype]},"
         check_sent(grade, rank, result.ranks[rank].calls, {"all_reduce": Sent(size)}, what)
