@@ -53,7 +53,11 @@ def _config(name: str) -> Any:
     if name == "gpt2":
         return GPT2Config()  # 124,439,808 parameters
     if size := sized_gpt2("gpt2-7x512" if name == "gpt2-24m" else name):  # of 24m, messages' frames weigh nothing
-        return GPT2Config(vocab_size=2048, n_positions=256, n_embd=size[1], n_layer=size[0], n_head=size[1] // 64)
+        layers, width = size
+        return GPT2Config(
+            vocab_size=2048, bos_token_id=0, eos_token_id=0, n_positions=256, n_embd=width, n_layer=layers,
+            n_head=width // 64,
+        )  # fmt: skip
     config = T5Config(**T5_SIZES[name], vocab_size=32128)
     config.decoder_start_token_id = 0
     return config
