@@ -70,7 +70,8 @@ def check(
     rank, name = key if isinstance(key, tuple) else ("", key)
     where, name = where.replace("{rank}", str(rank)), one.name or str(name)
     if one.is_array:
-        cause = (forgotten_waits(result) if result else "") or explain(got, expected, wrong)
+        early = forgotten_waits(result) or used_too_early(result, value) if result else ""
+        cause = early or explain(got, expected, wrong)
         grade.fail("\n".join(filter(None, [cause or one.message, where + difference(name, value, one.value)])))
     cause = next((sentence for sentence in one.mistakes if one.explained_by(sentence, value)), "")
     sentence = cause or one.message or f"{name}: expected {{expected}}, got {{got}}"
@@ -156,6 +157,14 @@ def forgotten_waits(result: Result) -> str:
         if lost:
             first = f"{lost[0].name} #{lost[0].number} ({lost[0].where})"
             return f"rank {rank.rank} never calls wait() on {len(lost)} asynchronous handles, the first is {first}"
+    return ""
+
+
+def used_too_early(result: Result, value: Any) -> str:
+    """Say that a result of an asynchronous call was used before its wait(): until then, inside/backend.py puts nan."""
+    is_nan = isinstance(value, np.ndarray) and value.dtype.kind == "f" and bool(np.isnan(value).any())
+    if is_nan and any(call.asynchronous for rank in result.ranks for call in rank.calls):
+        return "it is nan: what an asynchronous call receives is arbitrary until its wait(): do you use it before?"
     return ""
 
 

@@ -28,8 +28,18 @@ SYNC, AVERAGE = "sync_gradients", "average_gradients"  # the functions that stud
 BY_HAND = "average the gradients with torch.distributed's collectives"
 HINTS = {  # torch's words -> what they mean here
     "must be alike, got ()": "mean() without a dimension also averages the elements: pass the workers' dimension",
+    "scatter: the tensors of one call must be alike": "each entry of scatter's list must be the whole mean, in the "
+    "shape of param.grad: scatter gives every rank one entry as it is, and cuts nothing",
+    "scatter_list needs one tensor per rank": "scatter's list needs the whole mean once for every rank: scatter gives "
+    "every rank one entry as it is, and cuts nothing",
+    "dtypesFound ... scatter(": "what scatter sends and what it is received into have different dtypes: convert "
+    "the mean back to the dtype of param.grad",
     "gather_list`` must be": "rank 0 is the root of the gather: dst=0, and the list on rank 0 only",
     "scatter_list`` must be": "rank 0 is the root of the scatter: src=0, and the list on rank 0 only",
+}
+ZERO = {  # the same in a run where one rank has a gradient of zeros
+    "different shapes": "the ranks do not pass the same gradients in the same order: does a rank leave out one that is "
+    "zero there, as one is on the last rank? Leave out only None",
 }
 
 
@@ -96,6 +106,7 @@ class OneParameter(NamedTuple):
     all: np.ndarray
     rank: int
     was_sent: bool = True  # whether this rank has passed its own gradient to a collective
+    sends: bool = True  # whether it has passed anything to one
 
     @property
     def ranks(self) -> int:
@@ -112,6 +123,9 @@ class OneParameter(NamedTuple):
 MISTAKES: dict[str, Callable[[OneParameter], Any]] = {  # mistake -> what it leaves on the rank; the first that fits
     "the gradient is None: dist.all_reduce works in place and returns no tensor, so do not assign its result":
         lambda g: None,
+    "every worker still has its own gradient, and passes nothing to a collective: does the loop reach any param.grad? "
+    "The parameters in model.parameters() have one, the tensors of state_dict() do not":
+        lambda g: g.filled(np.inf) if g.sends else g.own,
     "every worker still has its own gradient, which was never passed to a collective: do you send param.grad, and do "
     "you also send the last bucket?": lambda g: g.filled(np.inf) if g.was_sent else g.own,
     "every gradient is {ranks}.000 times the mean on {ranks} workers: did you divide by world_size, and in place "
@@ -154,7 +168,8 @@ def divided_by(number: int) -> Callable[[OneParameter], Any]:
 
 def mean_of(gradients: list[np.ndarray], rank: int, payloads: Payloads, total: float, limit: Any = None) -> Expected:
     """Expect the mean of one parameter's gradients on a rank."""
-    one = OneParameter(np.asarray(gradients, np.float64), rank, payloads.include(rank, gradients[rank]))
+    was_sent, sends = payloads.include(rank, gradients[rank]), payloads.numbers[rank].size > 0
+    one = OneParameter(np.asarray(gradients, np.float64), rank, was_sent, sends)
     mean = np.asarray(one.all.mean(0))
     table = with_inputs(mistakes_of(one.ranks), one)
     return Expected(mean, mistakes=table, tolerance=Tolerance(total, limit=limit))
@@ -184,7 +199,8 @@ def averaged(grade: Grade, calls: str, ranks: int, setting: Setting) -> tuple[Re
     gradients = draw(grade, ranks, setting)
     inputs = [{"gradients": own, "weight": drawn.weight(rank)} for rank, own in enumerate(gradients)]
     arguments = {name: getattr(setting, name) for name in ("shapes", "frozen", "tied", "dtype")}
-    return run(grade, average, inputs, HINTS, calls=calls, **arguments), gradients
+    hints = HINTS | ZERO if setting.zero else HINTS
+    return run(grade, average, inputs, hints, calls=calls, **arguments), gradients
 
 
 def check_mean(
