@@ -19,8 +19,6 @@ KNOWN = {
     "third is shuffle: pass the sampler by name, sampler=",
     "Expected timeout argument to be of type datetime.timedelta": "the second and third positional arguments of "
     "init_process_group are its address and its timeout, a timedelta: pass rank= and world_size= by name",
-    "`url` must be a string": "the second positional argument of init_process_group is its address: pass rank= and "
-    "world_size= by name",
     "AllreduceOptions ... ReduceOp": "the second positional argument of all_reduce is op, for instance "
     "dist.ReduceOp.SUM: pass a group or async_op by name",
     "group argument must be None": "the first positional argument of Process is group: pass target= and args= by name",

@@ -1,7 +1,7 @@
 """Replaces init_process_group in a rank: sends its arguments to the grader, then joins the broker's group.
 
 No port and no file is opened, so tcp://10.10.1.1:23456 of a handout can be joined on any machine. What torch checks
-first (the kinds of its arguments, a missing port, rank or environment variable) is checked here too.
+first (the timeout, a missing port, rank or environment variable) is checked here too.
 """
 
 import datetime
@@ -63,18 +63,15 @@ def install(wire: Wire, rank: int, world_size: int) -> None:
 def rendezvous(given: Fields) -> Fields:
     """Return where the student wants to meet: init_method, address, rank and world_size. A missing number is -1.
 
-    Raises what torch does: TypeError and RuntimeError for a timeout or an address of a wrong kind, which rank and size
-    by position are; ValueError for a missing environment variable, a port, a rank or a size.
+    Raises what torch does: ValueError for a missing environment variable, a port, a rank or a size; TypeError for a
+    timeout of another type, such as a size that is passed by position.
     """
-    timeout, method = given.get("timeout"), given.get("init_method")
-    if not isinstance(timeout, datetime.timedelta | None):
-        raise TypeError(f"Expected timeout argument to be of type datetime.timedelta, got {timeout}")
+    if not isinstance(given.get("timeout"), datetime.timedelta | None):
+        raise TypeError(f"Expected timeout argument to be of type datetime.timedelta, got {given['timeout']}")
     rank, size = int(given.get("rank", -1)), int(given.get("world_size", -1))
     if given.get("store") is not None:
         return {"init_method": None, "address": "a store", "rank": rank, "world_size": size}
-    method = "env://" if method is None else method
-    if not isinstance(method, str):
-        raise RuntimeError(f"`url` must be a string. {type(method)}: {method}")
+    method = given.get("init_method") or "env://"
     parts = urlsplit(method)
     if parts.scheme == "env":
         rank = int(_variable("RANK")) if rank == -1 else rank

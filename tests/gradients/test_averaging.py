@@ -106,7 +106,6 @@ class OneParameter(NamedTuple):
     all: np.ndarray
     rank: int
     was_sent: bool = True  # whether this rank has passed its own gradient to a collective
-    sends: bool = True  # whether it has passed anything to one
 
     @property
     def ranks(self) -> int:
@@ -123,11 +122,9 @@ class OneParameter(NamedTuple):
 MISTAKES: dict[str, Callable[[OneParameter], Any]] = {  # mistake -> what it leaves on the rank; the first that fits
     "the gradient is None: dist.all_reduce works in place and returns no tensor, so do not assign its result":
         lambda g: None,
-    "every worker still has its own gradient, and passes nothing to a collective: does the loop reach any param.grad? "
-    "The parameters in model.parameters() have one, the tensors of state_dict() do not":
-        lambda g: g.filled(np.inf) if g.sends else g.own,
-    "every worker still has its own gradient, which was never passed to a collective: do you send param.grad, and do "
-    "you also send the last bucket?": lambda g: g.filled(np.inf) if g.was_sent else g.own,
+    "every worker still has its own gradient, which was never passed to a collective: do you send param.grad (the "
+    "tensors of state_dict() have none), and do you also send the last bucket?":
+        lambda g: g.filled(np.inf) if g.was_sent else g.own,
     "every gradient is {ranks}.000 times the mean on {ranks} workers: did you divide by world_size, and in place "
     "(/= or div_)?": lambda g: g.all.sum(0),
     "it is still the worker's own gradient: the result did not get into param.grad": lambda g: g.own,
@@ -168,8 +165,7 @@ def divided_by(number: int) -> Callable[[OneParameter], Any]:
 
 def mean_of(gradients: list[np.ndarray], rank: int, payloads: Payloads, total: float, limit: Any = None) -> Expected:
     """Expect the mean of one parameter's gradients on a rank."""
-    was_sent, sends = payloads.include(rank, gradients[rank]), payloads.numbers[rank].size > 0
-    one = OneParameter(np.asarray(gradients, np.float64), rank, was_sent, sends)
+    one = OneParameter(np.asarray(gradients, np.float64), rank, payloads.include(rank, gradients[rank]))
     mean = np.asarray(one.all.mean(0))
     table = with_inputs(mistakes_of(one.ranks), one)
     return Expected(mean, mistakes=table, tolerance=Tolerance(total, limit=limit))

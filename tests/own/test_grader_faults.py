@@ -1,6 +1,5 @@
 """The broker: what it says when the calls of the ranks do not fit together, or cannot be right."""
 
-import numpy as np
 import pytest
 
 from grader import crashes, ranks
@@ -130,16 +129,12 @@ def test_a_call_without_effect_leaves_the_tensor_as_it_was(play, body):
     assert result.values[1].tolist() == [1, 1]
 
 
-def test_what_an_asynchronous_call_receives_is_nan_until_it_is_waited_for(play):
-    body = """
-        parts = [torch.zeros(2) for _ in range(n)]
-        work = dist.all_gather(parts, g, async_op=True)
-        early = parts[2].clone()
-        work.wait()
-        return torch.cat([early, parts[2]])
-    """
+def test_what_an_asynchronous_call_receives_is_nan_until_its_wait(play):
+    call = "parts = [0 * g for _ in range(n)]\nwork = dist.all_gather(parts, g, async_op=True)"
 
-    assert np.array_equal(play(joined(body)).values[1], [np.nan, np.nan, 1, 1], equal_nan=True)
+    result = play(joined(f"{call}\nearly = 1 * parts[2]\nwork.wait()\nreturn torch.cat([early, parts[2]])"))
+
+    assert [str(number) for number in result.values[1]] == ["nan", "nan", "1.0", "1.0"]
 
 
 # --- deadlocks --------------------------------------------------------------------------------------------------------
@@ -281,7 +276,6 @@ FIRST_SENTENCES = {
     "torch.ones(4).split(2)[0:1][0] = g; batches = g.split(1); batches[0] = g": "make a list of it",
     "dist.all_reduce(g, n)": "the second positional argument of all_reduce is op",
     "dist.destroy_process_group(); dist.init_process_group('gloo', rank, n)": "pass rank= and world_size= by name",
-    "dist.destroy_process_group(); dist.init_process_group('gloo', rank)": "is its address: pass rank=",
     "raise ValueError('a word of its own')": "ranks 0-2 raised ValueError: a word",  # nobody knows it
     "dist.gather(g, [torch.ones(2) for _ in range(3)] if rank == 0 else None)\n"
     "dist.scatter(g, [g] * 3) if rank == 0 else dist.gather(g)": "rank 0 calls scatter where ranks 1-2 call gather: "

@@ -266,11 +266,8 @@ def check_counts(grade: Grade, length: int, sizes: list[float], got: list[int]) 
         if (loses_more or comes_first) and got == between_rounded_boundaries(shares):
             grade.fail(f"{what}: round the number of examples of each partition, not the places where partitions begin")
         if loses_more:
-            lost, saved = -gains[less], 1 - gains[more]
-            grade.fail(
-                f"{what}: partition {less} loses more by rounding down than partition {more} would, {lost:.2f} against "
-                f"{saved:.2f} of an example: compare these, whatever the sizes of the partitions"
-            )
+            lost = f"{-gains[less]:.2f} against {1 - gains[more]:.2f} of an example (not of the partition)"
+            grade.fail(f"{what}: partition {less} loses more by rounding down than partition {more} would, {lost}")
         if comes_first:
             grade.fail(f"{what}: of equal sizes the first ones are rounded up, here {less} before {more}")
 
