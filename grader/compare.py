@@ -70,8 +70,7 @@ def check(
     rank, name = key if isinstance(key, tuple) else ("", key)
     where, name = where.replace("{rank}", str(rank)), one.name or str(name)
     if one.is_array:
-        early = forgotten_waits(result) or used_too_early(result, value) if result else ""
-        cause = early or explain(got, expected, wrong)
+        cause = (forgotten_waits(result) if result else "") or explain(got, expected, wrong)
         grade.fail("\n".join(filter(None, [cause or one.message, where + difference(name, value, one.value)])))
     cause = next((sentence for sentence in one.mistakes if one.explained_by(sentence, value)), "")
     sentence = cause or one.message or f"{name}: expected {{expected}}, got {{got}}"
@@ -111,7 +110,9 @@ def explain(got: Mapping[Key, Any], expected: Mapping[Key, Expected], wrong: Seq
 
 
 def _general_cause(got: Mapping[Key, Any], kind: Mapping[Key, Expected], wrong: Sequence[Key]) -> str:
-    """Return a cause that fits any values: they are swapped, all off by one factor, or differ between ranks."""
+    """Return a cause that fits any values: they are nan, swapped, all off by one factor, or differ between ranks."""
+    if all(matches(got.get(key), np.full(kind[key].value.shape, np.nan)) for key in wrong):
+        return "it is nan, as what an asynchronous call receives is before its wait(): is it used too early?"
     if all(any(key != other and matches(got.get(key), kind[other].value) for other in kind) for key in wrong):
         return "each has the value of another one: are they in the same order on every worker?"
     largest = max((one.tolerance for one in kind.values()), key=lambda tolerance: tolerance.total)
@@ -157,14 +158,6 @@ def forgotten_waits(result: Result) -> str:
         if lost:
             first = f"{lost[0].name} #{lost[0].number} ({lost[0].where})"
             return f"rank {rank.rank} never calls wait() on {len(lost)} asynchronous handles, the first is {first}"
-    return ""
-
-
-def used_too_early(result: Result, value: Any) -> str:
-    """Say that a result of an asynchronous call was used before its wait(): until then, inside/backend.py puts nan."""
-    is_nan = isinstance(value, np.ndarray) and value.dtype.kind == "f" and bool(np.isnan(value).any())
-    if is_nan and any(call.asynchronous for rank in result.ranks for call in rank.calls):
-        return "it is nan: what an asynchronous call receives is arbitrary until its wait(): do you use it before?"
     return ""
 
 

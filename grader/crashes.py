@@ -38,8 +38,6 @@ KNOWN = {
     "time, store the tensor itself",
     "'NoneType' object has no attribute 'parameters'": "the model is None: a function that works in place returns "
     "None, so do not assign its result to the model",
-    "'NoneType' object has no attribute 'join'": "join() is called on None: start() returns None, so keep the Process "
-    "itself, and start it in a line of its own",
     "dtypesFound": "the tensors of one call have different dtypes: make a buffer like the gradient that it is for "
     "(torch.empty_like)",
     "leaf Variable that requires grad": "a parameter is changed in place while autograd records: write to it inside "
@@ -71,8 +69,8 @@ KNOWN = {
     "can only join a started process": "a process was never started: call start(), not run(), before you join it",
     "'function' object is not": "a function is used where its result is needed: call it, with parentheses",
     "'method' object is not": "a method is used where its result is needed: call it, with parentheses",
-    "'NoneType' object has no attribute": "None stands where an object is needed: start(), append() and other calls "
-    "that work in place return None, and a parameter without a gradient has None as its grad",
+    "'NoneType' object has no attribute": "None stands where an object is needed: start(), append() and the like "
+    "return None, so keep the object itself; and param.grad is None where there is no gradient",
 }
 
 

@@ -30,8 +30,6 @@ HINTS = {  # torch's words -> what they mean here
     "must be alike, got ()": "mean() without a dimension also averages the elements: pass the workers' dimension",
     "scatter: the tensors of one call must be alike": "each entry of scatter's list must be the whole mean, in the "
     "shape of param.grad: scatter gives every rank one entry as it is, and cuts nothing",
-    "scatter_list needs one tensor per rank": "scatter's list needs the whole mean once for every rank: scatter gives "
-    "every rank one entry as it is, and cuts nothing",
     "dtypesFound ... scatter(": "what scatter sends and what it is received into have different dtypes: convert "
     "the mean back to the dtype of param.grad",
     "gather_list`` must be": "rank 0 is the root of the gather: dst=0, and the list on rank 0 only",

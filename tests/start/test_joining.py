@@ -6,7 +6,6 @@ numbers of which each rank knows only its own, and every rank must receive the s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -28,19 +27,21 @@ graded = pytest.mark.graded
 CRASHES = loop_shared.CRASHES
 GLUE = "task2a_gather_scatter/run_glue.py"
 COURSE_HOST, COURSE_PORT = "127.0.0.1", "11868"
-# Variables of another run, set by a scheduler or an earlier call, which must not win.
-OTHER_PLACE, OTHER_ADDRESS = {"RANK": "1", "WORLD_SIZE": "2"}, {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+OF_ANOTHER = {  # what a scheduler or an earlier call has set, and the function must not use
+    "join": {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"},
+    "setup": {"RANK": "1", "WORLD_SIZE": "2"},
+}
 
 
 class Setting(NamedTuple):
-    """How a group is joined. `environment`: variables that are already set, to keep; `of_another`: not to keep."""
+    """How a group is joined. `environment`: variables that are already set; `of_another`: so are OF_ANOTHER."""
 
     ranks: int
     host: str = COURSE_HOST
     port: str = COURSE_PORT
     backend: str = "gloo"
     environment: tuple[str, ...] = ()
-    of_another: Mapping[str, str] = {}
+    of_another: bool = False
 
     @property
     def already_set(self) -> dict[str, str]:
@@ -98,7 +99,7 @@ def join_group(context: Context, lesson: Any, inputs: Any) -> dict[str, Any]:
 def check_joined(grade: Grade, calls: str, setting: Setting) -> None:
     """Check that every rank joins with the right address, rank, size and backend, and that the group works."""
     config = {"master_ip": setting.host, "master_port": int(setting.port), "backend": setting.backend}
-    environment = {**setting.already_set, **setting.of_another}
+    environment = setting.already_set | (OF_ANOTHER[calls] if setting.of_another else {})
     numbers = [drawn.generator(grade.seed, 6, setting.ranks, rank).normal(size=3) for rank in range(setting.ranks)]
     result = run_to_any_end(grade, join_group, numbers, calls=calls, config=config, environment=environment)
     for rank, call in enumerate(calls_of_joining(grade, result)):
@@ -176,8 +177,9 @@ def draw_address(grade: Grade, ports: int) -> tuple[str, str]:
 
 def check_join(grade: Grade) -> None:
     """Check that join(config) uses address, port, size, rank and backend of the configuration."""
-    for ranks, backend, other in ((3, "gloo", {}), (2, "nccl", OTHER_ADDRESS), (1, "gloo", {})):
-        check_joined(grade, "join", Setting(ranks, *draw_address(grade, 60000), backend, of_another=other))
+    for ranks, backend, of_another in ((3, "gloo", False), (2, "nccl", True), (1, "gloo", False)):
+        setting = Setting(ranks, *draw_address(grade, 60000), backend, of_another=of_another)
+        check_joined(grade, "join", setting)
 
 
 @graded("2a.1", weight=2)
@@ -201,6 +203,6 @@ def test_setup_joins_with_the_rank_size_and_backend_it_was_given(grade: Grade) -
     host, port = draw_address(grade, 9000)
     both = ("MASTER_ADDR", "MASTER_PORT")
     check_joined(grade, "setup", Setting(2, host, port, environment=both))
-    check_joined(grade, "setup", Setting(3, host, port, "nccl", environment=both, of_another=OTHER_PLACE))
+    check_joined(grade, "setup", Setting(3, host, port, "nccl", environment=both, of_another=True))
     check_joined(grade, "setup", Setting(2, port=port, environment=("MASTER_PORT",)))
     check_joined(grade, "setup", Setting(2, host, environment=("MASTER_ADDR",)))
