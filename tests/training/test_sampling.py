@@ -75,7 +75,7 @@ def check_every_example_once(training: Training) -> None:
         if ranks > 1 and all(part == parts[0] for part in parts):
             cause = "each worker must take its own part"
             if len(parts[0]) == examples:  # the sampler is not used, or has one worker
-                cause = "pass the sampler by name, sampler= (third is shuffle), and the number of workers to it"
+                cause = "is sampler= passed by name (the loader's third argument is shuffle), made for all workers?"
             fail(f"all {ranks} workers train on the same {sizes[0]} examples: {cause}")
         if missing := examples - len(total):
             twice = total.total() - len(total)
