@@ -110,7 +110,9 @@ def explain(got: Mapping[Key, Any], expected: Mapping[Key, Expected], wrong: Seq
 
 
 def _general_cause(got: Mapping[Key, Any], kind: Mapping[Key, Expected], wrong: Sequence[Key]) -> str:
-    """Return a cause that fits any values: they are swapped, all off by one factor, or differ between ranks."""
+    """Return a cause that fits any values: they are nan, swapped, all off by one factor, or differ between ranks."""
+    if all(matches(got.get(key), np.full(kind[key].value.shape, np.nan)) for key in wrong):
+        return "it is nan, as what an asynchronous call receives is before its wait(): is it used too early?"
     if all(any(key != other and matches(got.get(key), kind[other].value) for other in kind) for key in wrong):
         return "each has the value of another one: are they in the same order on every worker?"
     largest = max((one.tolerance for one in kind.values()), key=lambda tolerance: tolerance.total)

@@ -15,6 +15,13 @@ KNOWN = {
     "sampler or shuffle=True, not both",
     "Invalid rank ... rank should be in the interval": "the sampler was given a rank that does not exist: the number "
     "of workers comes first, then the rank",
+    "batch_size=<torch.utils.data ... Sampler": "the second positional argument of DataLoader is batch_size, the "
+    "third is shuffle: pass the sampler by name, sampler=",
+    "Expected timeout argument to be of type datetime.timedelta": "the second and third positional arguments of "
+    "init_process_group are its address and its timeout, a timedelta: pass rank= and world_size= by name",
+    "AllreduceOptions ... ReduceOp": "the second positional argument of all_reduce is op, for instance "
+    "dist.ReduceOp.SUM: pass a group or async_op by name",
+    "group argument must be None": "the first positional argument of Process is group: pass target= and args= by name",
     "path should be string, bytes ... Config": "from_pretrained needs a name or a folder as its first argument: pass "
     "the configuration as config=",
     "output_device arguments only work": "the model is on the CPU, where DistributedDataParallel takes no list of "
@@ -58,9 +65,14 @@ KNOWN = {
     "attribute, ctx.name = ...",
     "'NoneType' object is not subscriptable": "None is indexed here: a function that works in place, such as "
     "random.shuffle or list.sort, returns None, so do not assign its result",
+    "len() of a 0-d tensor": "len(tensor) is only the size of its first dimension: numel() is the number of elements",
+    "not in list ... .index(": "list.index(x) searches for the value x and returns its place: for the value at place "
+    "x, use brackets",
     "can only join a started process": "a process was never started: call start(), not run(), before you join it",
     "'function' object is not": "a function is used where its result is needed: call it, with parentheses",
     "'method' object is not": "a method is used where its result is needed: call it, with parentheses",
+    "'NoneType' object has no attribute": "None stands where an object is needed: start(), append() and the like "
+    "return None, so keep the object itself; and param.grad is None where there is no gradient",
 }
 
 

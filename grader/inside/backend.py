@@ -2,8 +2,8 @@
 
 Every call posts its tensor to the grader and returns a handle at once; the result is written into the student's tensor
 only when somebody waits for the handle: torch itself for a call without async_op, a barrier for all earlier calls. So a
-forgotten wait() shows in every run, and not by luck. So does a tensor that is changed while it is being sent: gloo may
-read it at any time before wait() returns.
+forgotten wait() shows in every run, and not by luck. So does a result that is used too early, as nan, and a tensor that
+is changed while it is being sent: gloo may read and write at any time before wait() returns.
 """
 
 import datetime
@@ -18,9 +18,9 @@ from grader.wire.connection import Wire
 from grader.wire.reductions import REDUCTIONS
 from grader.wire.values import plain_tensor, tensor_bytes
 
-WATCHED_BYTES = (
-    1 << 16
-)  # bytes of the largest input whose content wait() checks again; a copy of more would show in measured memory
+# Bytes of the largest input whose content wait() checks again, and of the largest output that is nan until then: more
+# would show in measured memory.
+WATCHED_BYTES = 1 << 16
 SUPPORTED = (
     "all_reduce, reduce, broadcast, gather, scatter, all_gather, reduce_scatter, all_to_all, barrier, send and recv"
 )
@@ -119,6 +119,15 @@ def _has_memory(tensor: torch.Tensor) -> bool:
     return tensor.untyped_storage().nbytes() >= needed
 
 
+def _spoil(outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor]) -> None:
+    """Fill what will be received with nan: gloo may write there at any time before wait() returns."""
+    for output in outputs:
+        is_small = output.is_floating_point() and output.nbytes <= WATCHED_BYTES and _has_memory(output)
+        if is_small and not _overlap([output], inputs):
+            with torch._C.DisableTorchFunctionSubclass():
+                output.data.fill_(torch.nan)
+
+
 def _write(payload: torch.Tensor, outputs: Sequence[torch.Tensor]) -> None:
     """Copy the bytes of an answer into the student's tensors."""
     offset = 0
@@ -202,6 +211,8 @@ class BrokeredGroup(ProcessGroup):
                     "send: the values of this tensor have not arrived yet: wait() for the receive first (gloo gives no "
                     "error, and sends what is there)"
                 )
+        if asynchronous:
+            _spoil(outputs, inputs)
         number = self._wire.post(name, fields, waits=not asynchronous)
         return Handle(self._wire, number, outputs, not asynchronous, sends, inputs if whole is None else whole)
 

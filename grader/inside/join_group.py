@@ -1,9 +1,10 @@
 """Replaces init_process_group in a rank: sends its arguments to the grader, then joins the broker's group.
 
 No port and no file is opened, so tcp://10.10.1.1:23456 of a handout can be joined on any machine. What torch checks
-first (a missing port, rank or environment variable) is checked here too.
+first (the timeout, a missing port, rank or environment variable) is checked here too.
 """
 
+import datetime
 import functools
 import inspect
 import os
@@ -62,8 +63,11 @@ def install(wire: Wire, rank: int, world_size: int) -> None:
 def rendezvous(given: Fields) -> Fields:
     """Return where the student wants to meet: init_method, address, rank and world_size. A missing number is -1.
 
-    Raises ValueError where torch does: for a missing environment variable, a port, a rank or a size.
+    Raises what torch does: ValueError for a missing environment variable, a port, a rank or a size; TypeError for a
+    timeout of another type, such as a size that is passed by position.
     """
+    if not isinstance(given.get("timeout"), datetime.timedelta | None):
+        raise TypeError(f"Expected timeout argument to be of type datetime.timedelta, got {given['timeout']}")
     rank, size = int(given.get("rank", -1)), int(given.get("world_size", -1))
     if given.get("store") is not None:
         return {"init_method": None, "address": "a store", "rank": rank, "world_size": size}

@@ -28,8 +28,16 @@ SYNC, AVERAGE = "sync_gradients", "average_gradients"  # the functions that stud
 BY_HAND = "average the gradients with torch.distributed's collectives"
 HINTS = {  # torch's words -> what they mean here
     "must be alike, got ()": "mean() without a dimension also averages the elements: pass the workers' dimension",
+    "scatter: the tensors of one call must be alike": "each entry of scatter's list must be the whole mean, in the "
+    "shape of param.grad: scatter gives every rank one entry as it is, and cuts nothing",
+    "dtypesFound ... scatter(": "what scatter sends and what it is received into have different dtypes: convert "
+    "the mean back to the dtype of param.grad",
     "gather_list`` must be": "rank 0 is the root of the gather: dst=0, and the list on rank 0 only",
     "scatter_list`` must be": "rank 0 is the root of the scatter: src=0, and the list on rank 0 only",
+}
+ZERO = {  # the same in a run where one rank has a gradient of zeros
+    "different shapes": "the ranks do not pass the same gradients in the same order: does a rank leave out one that is "
+    "zero there, as one is on the last rank? Leave out only None",
 }
 
 
@@ -112,8 +120,9 @@ class OneParameter(NamedTuple):
 MISTAKES: dict[str, Callable[[OneParameter], Any]] = {  # mistake -> what it leaves on the rank; the first that fits
     "the gradient is None: dist.all_reduce works in place and returns no tensor, so do not assign its result":
         lambda g: None,
-    "every worker still has its own gradient, which was never passed to a collective: do you send param.grad, and do "
-    "you also send the last bucket?": lambda g: g.filled(np.inf) if g.was_sent else g.own,
+    "every worker still has its own gradient, which was never passed to a collective: do you send param.grad (the "
+    "tensors of state_dict() have none), and do you also send the last bucket?":
+        lambda g: g.filled(np.inf) if g.was_sent else g.own,
     "every gradient is {ranks}.000 times the mean on {ranks} workers: did you divide by world_size, and in place "
     "(/= or div_)?": lambda g: g.all.sum(0),
     "it is still the worker's own gradient: the result did not get into param.grad": lambda g: g.own,
@@ -184,7 +193,8 @@ def averaged(grade: Grade, calls: str, ranks: int, setting: Setting) -> tuple[Re
     gradients = draw(grade, ranks, setting)
     inputs = [{"gradients": own, "weight": drawn.weight(rank)} for rank, own in enumerate(gradients)]
     arguments = {name: getattr(setting, name) for name in ("shapes", "frozen", "tied", "dtype")}
-    return run(grade, average, inputs, HINTS, calls=calls, **arguments), gradients
+    hints = HINTS | ZERO if setting.zero else HINTS
+    return run(grade, average, inputs, hints, calls=calls, **arguments), gradients
 
 
 def check_mean(

@@ -129,6 +129,14 @@ def test_a_call_without_effect_leaves_the_tensor_as_it_was(play, body):
     assert result.values[1].tolist() == [1, 1]
 
 
+def test_what_an_asynchronous_call_receives_is_nan_until_its_wait(play):
+    call = "parts = [0 * g for _ in range(n)]\nwork = dist.all_gather(parts, g, async_op=True)"
+
+    result = play(joined(f"{call}\nearly = 1 * parts[2]\nwork.wait()\nreturn torch.cat([early, parts[2]])"))
+
+    assert [str(number) for number in result.values[1]] == ["nan", "nan", "1.0", "1.0"]
+
+
 # --- deadlocks --------------------------------------------------------------------------------------------------------
 
 DEADLOCKS = {
@@ -266,6 +274,8 @@ FIRST_SENTENCES = {
     "dist.all_reduce(g).wait()": "a call returns a handle only with async_op=True",
     "g.requires_grad_(); g.mul_(2)": "write to it inside torch.no_grad()",
     "torch.ones(4).split(2)[0:1][0] = g; batches = g.split(1); batches[0] = g": "make a list of it",
+    "dist.all_reduce(g, n)": "the second positional argument of all_reduce is op",
+    "dist.destroy_process_group(); dist.init_process_group('gloo', rank, n)": "pass rank= and world_size= by name",
     "raise ValueError('a word of its own')": "ranks 0-2 raised ValueError: a word",  # nobody knows it
     "dist.gather(g, [torch.ones(2) for _ in range(3)] if rank == 0 else None)\n"
     "dist.scatter(g, [g] * 3) if rank == 0 else dist.gather(g)": "rank 0 calls scatter where ranks 1-2 call gather: "

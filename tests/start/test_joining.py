@@ -27,11 +27,14 @@ graded = pytest.mark.graded
 CRASHES = loop_shared.CRASHES
 GLUE = "task2a_gather_scatter/run_glue.py"
 COURSE_HOST, COURSE_PORT = "127.0.0.1", "11868"
-OF_ANOTHER = {"RANK": "1", "WORLD_SIZE": "2"}  # set by a scheduler or an earlier call; the arguments must win
+OF_ANOTHER = {  # what a scheduler or an earlier call has set, and the function must not use
+    "join": {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"},
+    "setup": {"RANK": "1", "WORLD_SIZE": "2"},
+}
 
 
 class Setting(NamedTuple):
-    """How a group is joined. `environment`: variables that are already set; `of_another`: so are RANK, WORLD_SIZE."""
+    """How a group is joined. `environment`: variables that are already set; `of_another`: so are OF_ANOTHER."""
 
     ranks: int
     host: str = COURSE_HOST
@@ -96,7 +99,7 @@ def join_group(context: Context, lesson: Any, inputs: Any) -> dict[str, Any]:
 def check_joined(grade: Grade, calls: str, setting: Setting) -> None:
     """Check that every rank joins with the right address, rank, size and backend, and that the group works."""
     config = {"master_ip": setting.host, "master_port": int(setting.port), "backend": setting.backend}
-    environment = setting.already_set | (OF_ANOTHER if setting.of_another else {})
+    environment = setting.already_set | (OF_ANOTHER[calls] if setting.of_another else {})
     numbers = [drawn.generator(grade.seed, 6, setting.ranks, rank).normal(size=3) for rank in range(setting.ranks)]
     result = run_to_any_end(grade, join_group, numbers, calls=calls, config=config, environment=environment)
     for rank, call in enumerate(calls_of_joining(grade, result)):
@@ -137,6 +140,8 @@ def check_call(grade: Grade, rank: int, call: Call, calls: str, setting: Setting
     rank_and_size = "config.rank and config.world_size" if calls == "join" else "rank and world_size"
     backend = f"expected the backend {{expected}} ({name}), got {{got}} ({call.where}): pass {name}"
     source = "build it from config.master_ip and config.master_port"
+    if setting.of_another:
+        source += ", whatever MASTER_ADDR and MASTER_PORT are already (setdefault keeps an old value)"
     if calls == "setup":
         source = "set MASTER_ADDR and MASTER_PORT to it, where they are not set already"
     address = f"expected the address {{expected}}, got {{got}} ({call.where})"
@@ -172,8 +177,9 @@ def draw_address(grade: Grade, ports: int) -> tuple[str, str]:
 
 def check_join(grade: Grade) -> None:
     """Check that join(config) uses address, port, size, rank and backend of the configuration."""
-    for ranks, backend in ((3, "gloo"), (2, "nccl"), (1, "gloo")):
-        check_joined(grade, "join", Setting(ranks, *draw_address(grade, 60000), backend))
+    for ranks, backend, of_another in ((3, "gloo", False), (2, "nccl", True), (1, "gloo", False)):
+        setting = Setting(ranks, *draw_address(grade, 60000), backend, of_another=of_another)
+        check_joined(grade, "join", setting)
 
 
 @graded("2a.1", weight=2)

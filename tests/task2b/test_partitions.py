@@ -44,6 +44,10 @@ UNEVEN = [  # every wrong rule of rounding fails in one of these
 ]  # fmt: skip
 SIZES = [[0.7, 0.2, 0.1], [1 / 3] * 3, [0.5, 0.5], [0.29, 0.71], [0.1] * 10, [1 / 7] * 7, [0.25] * 4, [1.0]]
 OWN_GENERATOR = "shuffle with a generator of your own, random.Random(seed)"
+UNSEEDED = (
+    f"two runs with one seed give different partitions: {OWN_GENERATOR} (a generator's seed() is a method: call it, do "
+    "not assign to it)"
+)
 
 
 # --- what a rank does; its inputs are the texts of its data ---
@@ -233,6 +237,8 @@ def check_sizes(grade: Grade) -> None:
             grade.fail(f"the list of sizes belongs to the caller and was changed: from {before} to {after}; copy it")
         check_counts(grade, length, sizes, lengths_of(parts))
         advice = "do not share state between partitioners"
+        if result["second"] != parts and partitions(grade, length, sizes, [1234], 1)["partitions"] != [parts]:
+            grade.fail(UNSEEDED)
         if result["second"] != parts or result["kept"] != parts:
             grade.fail(f"a second DataPartitioner of the same data, sizes and seed divides them differently: {advice}")
         others = lengths_of(result["other"])
@@ -260,7 +266,8 @@ def check_counts(grade: Grade, length: int, sizes: list[float], got: list[int]) 
         if (loses_more or comes_first) and got == between_rounded_boundaries(shares):
             grade.fail(f"{what}: round the number of examples of each partition, not the places where partitions begin")
         if loses_more:
-            grade.fail(f"{what}: partition {less} loses more by rounding down than partition {more} would")
+            lost = f"{-gains[less]:.2f} against {1 - gains[more]:.2f} of an example (not of the partition)"
+            grade.fail(f"{what}: partition {less} loses more by rounding down than partition {more} would, {lost}")
         if comes_first:
             grade.fail(f"{what}: of equal sizes the first ones are rounded up, here {less} before {more}")
 
@@ -278,8 +285,7 @@ def check_seed(grade: Grade) -> None:
     result = partitions(grade, length, sizes, seeds, 1)
     one, other = result["partitions"]
     if one != partitions(grade, length, sizes, seeds, 2)["partitions"][0]:
-        words = "equal seeds give different partitions once something else has drawn random numbers"
-        grade.fail(f"{words}: {OWN_GENERATOR}")
+        grade.fail(UNSEEDED)
     if one == other:
         grade.fail(f"the seeds {seeds} give the same partitions: shuffle the indices with a generator made from seed")
     if sorted(map(sorted, one)) == sorted(map(sorted, other)):

@@ -42,6 +42,10 @@ CRASHES = {  # torch's and Python's words -> what they mean here
     "and the metrics, in this order",
     "'dict' and 'int' ... record.evaluation(": "the arguments of record.evaluation are swapped: pass the epoch number "
     "first, then the metrics",
+    "'Features' object has no attribute ... evaluate(": "evaluate() takes the whole `data`, and "
+    "finds the dev set in it",
+    "has no attribute 'items' ... record.evaluation(": "record.evaluation takes the whole dictionary that evaluate() "
+    "returns, and not one number of it",
     "KeyError ... record.evaluation(": "evaluate() returns other metrics for this task: pass on its whole dictionary",
 }
 CLASSES = {"rte": 2, "mnli": 3, "sts-b": 1}

@@ -73,7 +73,10 @@ def check_every_example_once(training: Training) -> None:
         if len(set(sizes)) > 1:
             fail(f"expected equally many examples on all {ranks} workers, got {sizes}: one ends early, the others wait")
         if ranks > 1 and all(part == parts[0] for part in parts):
-            fail(f"all {ranks} workers train on the same {sizes[0]} examples: each worker must take its own part")
+            cause = "each worker must take its own part"
+            if len(parts[0]) == examples:  # the sampler is not used, or has one worker
+                cause = "is sampler= passed by name (the loader's third argument is shuffle), made for all workers?"
+            fail(f"all {ranks} workers train on the same {sizes[0]} examples: {cause}")
         if missing := examples - len(total):
             twice = total.total() - len(total)
             why = ": where they do not divide evenly, the sampler repeats some and drops none"
