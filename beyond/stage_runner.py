@@ -130,8 +130,9 @@ class StageRunner:
         for action, following in zip(actions, [*actions[1:], None], strict=True):
             message = arriving or self.expect(action, micro_batches)
             arriving = None
-            # Expected before we compute, so that the neighbour can send without waiting for us. Not so the gradient of
-            # what we are about to send: CUDA loads a kernel when it is first used, and may wait for the receive to end.
+            # Begin to receive before computing, so that the neighbour can send without waiting for us. But do not ask
+            # for the gradient of activations that are not sent yet: CUDA loads each kernel at its first use, and that
+            # can wait for the receive to end, which would then never happen.
             if following is not None and (following.kind == "forward" or following.micro_batch in self.alive):
                 arriving = self.expect(following, micro_batches)
             if action.kind == "forward":

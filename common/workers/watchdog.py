@@ -72,9 +72,10 @@ def deadline(seconds: float, message: str) -> Iterator[None]:
 
 
 def unrecorded_call(frames: list[tuple[str, int, str]], is_pending: bool) -> str:
-    """Return the function in which a thread waits while the recorder has no entry of its call; "" if there is none.
+    """Return the function of torch.distributed in which a thread waits without an entry in the recorder, or "".
 
-    Those are sends and receives, and on NCCL, unless one `is_pending`, also collectives: it connects the ranks first.
+    The recorder has no sends and receives. NCCL connects the ranks before it records their first collective, so there a
+    thread can wait in any function while no collective `is_pending`.
     """
     function = torch_function(frames)
     return function if function in POINT_TO_POINT or (uses_nccl() and not is_pending) else ""

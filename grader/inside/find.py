@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 ROOT = str(Path(__file__).resolve().parents[2])
-SENT = " in a rank"  # ends the names of sources that a rank was sent; Python would read a file of such a name
+# Added to the file name of a source that is sent to a rank. No file has such a name, so a traceback cannot read it.
+SENT_SUFFIX = " in a rank"
 
 
 def find_function(name: str) -> Callable:
@@ -21,4 +22,4 @@ def find_function(name: str) -> Callable:
 
 def own_path(filename: str) -> str:
     """Return the path of a file of the grader's checkout, relative to it, or of a source that was sent to the rank."""
-    return filename.removeprefix(ROOT + "/").removesuffix(SENT)
+    return filename.removeprefix(ROOT + "/").removesuffix(SENT_SUFFIX)

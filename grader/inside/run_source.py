@@ -8,7 +8,7 @@ from typing import Any
 
 from grader.inside import tools
 from grader.inside.context import Context
-from grader.inside.find import ROOT, SENT
+from grader.inside.find import ROOT, SENT_SUFFIX
 
 
 def run_source(context: Context) -> Any:
@@ -20,7 +20,7 @@ def run_source(context: Context) -> Any:
     names: dict[str, Any] = {"__name__": "in_rank"} | {name: getattr(tools, name) for name in tools.__all__}
     for source in arguments["sources"]:
         code = "\n" * source["before"] + "\n".join(source["lines"])
-        file = str(Path(ROOT, source["path"])) + SENT
+        file = str(Path(ROOT, source["path"])) + SENT_SUFFIX
         exec(compile(code, file, "exec", __future__.annotations.compiler_flag), names)  # annotations are not looked up
     if arguments["first"]:
         names[arguments["first"]](context)
