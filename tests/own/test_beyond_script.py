@@ -66,6 +66,14 @@ def test_the_ring_sends_two_messages_for_each_other_rank_and_the_fewest_bytes(ru
 
 
 @pytest.mark.proof
+@pytest.mark.parametrize("name", ["two workers", "one bucket", "many buckets"])
+def test_no_rank_sends_its_weights(run, name):
+    for record in run(name):
+        broadcast = sum(entry["bytes"] for entry in record["collectives"] if entry["name"] == "broadcast")
+        assert broadcast < record["parameters"]  # the order: one index for each tensor
+
+
+@pytest.mark.proof
 def test_smaller_buckets_are_more_messages_of_the_same_bytes_in_all(run):
     for few, many in zip(run("one bucket"), run("many buckets"), strict=True):
         assert many["communication"]["messages"] > few["communication"]["messages"] + 2

@@ -21,7 +21,7 @@ GPT2 = ("task3_ddp/run_gpt2.py", "gpt2")
 @pytest.mark.parametrize(
     "script, kind, first",
     [
-        pytest.param(*GLUE, 1, marks=pytest.mark.medium),  # the harder case: transformers saves on rank 0 alone
+        pytest.param(*GLUE, 1, marks=pytest.mark.medium),
         pytest.param(*GLUE, 0, marks=pytest.mark.proof),
         pytest.param(*GPT2, 1, marks=pytest.mark.proof),
     ],
