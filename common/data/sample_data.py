@@ -8,13 +8,14 @@ import json
 import os
 import random
 import re
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 from common.cache import cached
 from common.paths import cache_dir
 
-VERSION = 4  # part of the folder's name: increase it with every change to the files
+VERSION = 3  # part of the folder's name: increase it with every change to the files
 
 TRAIN_PAIRS, DEV_PAIRS = 2560, 320  # multiples of 4: pairs come in fours, see contrast_set
 OSCAR_RECORDS = 500
@@ -42,17 +43,14 @@ def glue_sample_dir() -> Path:
 
 
 def oscar_sample_file() -> Path:
-    """A .jsonl file with a record a line, as OSCAR 23.01 has them; of its entries, "content": the text of a `page`.
-
-    (Abadji et al. 2022, "Towards a Cleaner Document-Oriented Multilingual Crawled Corpus".)
-    """
+    """A .jsonl file with one OSCAR 23.01 record a line; "content" is the text of a `page`."""
 
     def build(folder: Path) -> None:
-        path, draw = folder / OSCAR_FILE, random.Random(2301)
+        path = folder / OSCAR_FILE
         with open(path, "w", encoding="utf-8") as file:
-            for _ in range(OSCAR_RECORDS):
+            for record in oscar_records(OSCAR_RECORDS, random.Random(2301)):
                 # As in OSCAR, text is UTF-8 and not escaped: U+2028 is inside the line, and does not end it.
-                file.write(json.dumps({"content": page(draw)}, ensure_ascii=False) + "\n")
+                file.write(json.dumps(record, ensure_ascii=False) + "\n")
         os.utime(path, (0, 0))  # token blocks made of this text remain valid when the text is rebuilt
 
     return cached(cache_dir("sample") / f"oscar-v{VERSION}", build) / OSCAR_FILE
@@ -246,3 +244,50 @@ def page(draw: random.Random) -> str:
     text = "\n".join(line[:1].upper() + line[1:] for line in lines)
     # "a early train" becomes "an early train".
     return re.sub(r"\b([Aa]) (?=[aeiou])", r"\1n ", text)
+
+
+def oscar_records(count: int, draw: random.Random) -> Iterator[dict]:
+    """`count` records with "content", "warc_headers" and "metadata", as OSCAR 23.01 has them.
+
+    (Abadji et al. 2022, "Towards a Cleaner Document-Oriented Multilingual Crawled Corpus".)
+    """
+    for number in range(count):
+        content = page(draw)
+        yield {
+            "content": content,
+            "warc_headers": _warc_headers(number, content, draw),
+            "metadata": _metadata(content, draw),
+        }
+
+
+def _warc_headers(number: int, content: str, draw: random.Random) -> dict[str, str]:
+    date = f"2022-11-{draw.randint(10, 28)}T{draw.randrange(24):02}:{draw.randrange(60):02}:00Z"
+    digest = "".join(draw.choices("ABCDEFGHIJKLMNOPQRSTUVWXYZ234567", k=32))
+    return {
+        "warc-record-id": _record_id(draw),
+        "warc-refers-to": _record_id(draw),
+        "warc-target-uri": f"https://www.example.org/page/{number}",
+        "warc-date": date,
+        "warc-type": "conversion",
+        "warc-block-digest": f"sha1:{digest}",
+        "warc-identified-content-language": "eng",
+        "content-type": "text/plain",
+        "content-length": str(len(content.encode())),
+    }
+
+
+def _record_id(draw: random.Random) -> str:
+    return f"<urn:uuid:{uuid.UUID(int=draw.getrandbits(128), version=4)}>"
+
+
+def _metadata(content: str, draw: random.Random) -> dict:
+    is_short = len(content) < 100
+    sentences = [{"label": "en", "prob": round(draw.uniform(0.8, 1), 4)} for _ in content.split("\n")]
+    return {
+        "identification": {"label": "en", "prob": round(draw.uniform(0.7, 1), 4)},
+        "harmful_pp": None if is_short else round(draw.uniform(200, 4000), 2),
+        "tlsh": None if is_short else f"tlsh:T1{draw.getrandbits(140):035X}",
+        "quality_warnings": ["tiny", "short_sentences"] if is_short else None,
+        "categories": draw.choice([None, None, None, ["cooking"], ["press", "sports"]]),
+        "sentence_identifications": [None if is_short else sentence for sentence in sentences],
+    }
