@@ -124,7 +124,7 @@ def write_markdown(
     chosen = choose(usable)
     findings.doubt(unusable)
     stopped = sections.stopped_runs(tree, runs)
-    findings.doubt(f"{run}: the newest run was stopped: {kept['conclusion']}" for run, kept in stopped.items())
+    findings.doubt(f"{run}: the newest run was stopped: {content['conclusion']}" for run, content in stopped.items())
     for run in usable:
         findings.doubt(f"{run.name}: {doubt}" for doubt in doubts_about(run, run in chosen.measured))
     findings.missing += missing_runs(chosen, tree)
