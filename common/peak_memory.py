@@ -33,12 +33,10 @@ class _MallInfo2(ctypes.Structure):
     ]
 
 
-def _mallinfo2() -> Callable[[], _MallInfo2] | None:
-    """Return glibc's function; None for another C library, or a glibc before 2.33."""
-    function = getattr(ctypes.CDLL(None), "mallinfo2", None) if sys.platform == "linux" else None
-    if function is not None:
-        function.restype = _MallInfo2
-    return function
+# glibc's function; None for another C library, or a glibc before 2.33.
+_mallinfo2 = getattr(ctypes.CDLL(None), "mallinfo2", None) if sys.platform == "linux" else None
+if _mallinfo2 is not None:
+    _mallinfo2.restype = _MallInfo2
 
 
 def alive_bytes(device: torch.device) -> int | None:
@@ -48,12 +46,9 @@ def alive_bytes(device: torch.device) -> int | None:
     """
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device)
-    mallinfo2 = _mallinfo2()
-    return None if mallinfo2 is None else _allocated(mallinfo2)
-
-
-def _allocated(mallinfo2: Callable[[], _MallInfo2]) -> int:
-    info = mallinfo2()
+    if _mallinfo2 is None:
+        return None
+    info = _mallinfo2()
     return info.uordblks + info.hblkhd  # on the heaps, and in mappings of their own
 
 
@@ -77,24 +72,30 @@ class PeakMemory:
         self.before = alive_bytes(device) or 0
         self.bytes: int | None = None
         self.process_bytes: int | None = None
-        self._mallinfo2 = None if device.type == "cuda" else _mallinfo2()
         self._stopped: threading.Event | None = None  # None: no thread is looking
 
     def start(self, period: float = PERIOD) -> None:
         """Begin to count; loading and sharding are over and do not count."""
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
+        elif _mallinfo2 is not None:
+            self.bytes = 0
+            if self._stopped is not None:
+                self._stopped.set()  # another thread takes over, with its own period
+            self._stopped = threading.Event()
+            threading.Thread(target=self._look, args=(self._stopped, period), daemon=True).start()
         with contextlib.suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
             self.process_bytes = 0
-        if self._mallinfo2 is not None:
-            self.bytes = 0
-            self._watch(period)
+
+    def _look(self, stopped: threading.Event, period: float) -> None:
+        while not stopped.wait(period):
+            self.sample()
 
     def sample(self) -> None:
         """Look at once: call it where much is alive for a short time only."""
-        if self._mallinfo2 is not None and self.bytes is not None:
-            self.bytes = max(self.bytes, _allocated(self._mallinfo2) - self.before)
+        if self.device.type != "cuda" and self.bytes is not None:
+            self.bytes = max(self.bytes, (alive_bytes(self.device) or 0) - self.before)
 
     def stop(self) -> None:
         """End the measurement; a second call does nothing."""
@@ -137,18 +138,6 @@ class PeakMemory:
         finally:
             lift()
 
-    def _watch(self, period: float) -> None:
-        """Start the thread, or replace the one that is looking."""
-        if self._stopped is not None:
-            self._stopped.set()
-        stopped = self._stopped = threading.Event()
-
-        def look() -> None:
-            while not stopped.wait(period):
-                self.sample()
-
-        threading.Thread(target=look, daemon=True).start()
-
 
 def _status(name: str) -> int:
     """Return an entry of /proc/self/status in bytes."""
@@ -165,7 +154,7 @@ def _limit(megabytes: int, device: torch.device) -> Callable[[], None]:
         return lambda: torch.cuda.set_per_process_memory_fraction(1.0, device)
     if sys.platform != "linux":
         raise InputError("--memory_limit_mb: needs Linux or a GPU; leave the flag out")
-    if _mallinfo2() is not None:
+    if _mallinfo2 is not None:
         ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, THRESHOLD)
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (_status("VmData") + megabytes * MB, hard))

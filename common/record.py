@@ -123,19 +123,16 @@ class Record:
         """Time the block. The same name may appear several times in one iteration."""
         assert name in PHASES, name
         if name == "optimizer" and self._check:
-            self._report_gradient(self._check.verdict())
+            self.gradient = self._check.verdict()
             self._check = None
+            if self.worker.is_first:
+                tqdm.write(self.gradient)
         begin = time.perf_counter()
         self.worker.pulse.phase = name
         yield
         self.worker.pulse.phase = ""
         self._synchronize()  # a GPU still computes after the call has returned
         self._end_phase(name, begin)
-
-    def _report_gradient(self, words: str) -> None:
-        self.gradient = words
-        if self.worker.is_first:
-            tqdm.write(words)
 
     def loss(self, value: float) -> None:
         """Record the loss of this iteration's batch, before the update; rank 0 prints it."""
@@ -181,7 +178,9 @@ class Record:
             "task": self.config.task,
             "rank": self.worker.rank,
             "world_size": self.worker.world_size,
-            "config": {name: _plain(value) for name, value in asdict(self.config).items()},
+            "config": {
+                name: str(value) if isinstance(value, Path) else value for name, value in asdict(self.config).items()
+            },
             "versions": versions(),
             "host": {
                 "name": socket.gethostname(),
@@ -256,10 +255,6 @@ def _prepare(config: RunConfig) -> None:
         (folder / STOPPED_FILE).unlink(missing_ok=True)
     except OSError as error:
         raise InputError(f"--output_dir: cannot write to {folder}: {error.strerror}") from None
-
-
-def _plain(value: object) -> object:
-    return str(value) if isinstance(value, Path) else value
 
 
 def _words(metrics: dict[str, float]) -> str:

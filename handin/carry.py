@@ -9,7 +9,7 @@ import difflib
 import os
 import shutil
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from common.errors import InputError
@@ -23,16 +23,16 @@ NOT_YET = "nothing to carry yet"
 
 @dataclass(frozen=True)
 class Script:
-    """A student's file in memory, always with \\n between lines, and its TODOs."""
+    """A student's file in memory, always with \\n between lines."""
 
     path: Path
     name: str  # relative to the tree, as messages show it
     text: str
     newline: str
-    blocks: tuple[Block, ...]
 
-    def with_text(self, text: str) -> "Script":
-        return read_text(self.path, self.name, text, self.newline)
+    @property
+    def blocks(self) -> list[Block]:
+        return find_blocks(self.text, self.name)
 
     def parts(self, region: str) -> list[Block]:
         return [block for block in self.blocks if block.id == region]
@@ -47,11 +47,9 @@ def read_script(tree: Path, name: str) -> Script:
             f"{name}: expected a Python file in UTF-8, got {error}; put it back from the student version"
         ) from None
     newline = "\r\n" if "\r\n" in text else "\n"
-    return read_text(tree / name, name, text.replace("\r\n", "\n"), newline)
-
-
-def read_text(path: Path, name: str, text: str, newline: str) -> Script:
-    return Script(path, name, text, newline, tuple(find_blocks(text, name)))
+    script = Script(tree / name, name, text.replace("\r\n", "\n"), newline)
+    find_blocks(script.text, name)  # ends here if they cannot be found
+    return script
 
 
 def carry(tree: Path, course: Course, into: Iterable[str] = (), force: bool = False) -> Iterator[str]:
@@ -61,15 +59,13 @@ def carry(tree: Path, course: Course, into: Iterable[str] = (), force: bool = Fa
     """
     folders = [find_task(course, name).folder for name in into]
     folders = folders or [FIRST_STEPS, *(task.folder for task in course.tasks.values())]
-    homes: dict[str, Script | str] = {}
     for path in (path for folder in folders for path in sorted((tree / folder).glob("*.py"))):
-        name = path.relative_to(tree).as_posix()
         try:
-            script = read_script(tree, name)
+            script = read_script(tree, path.relative_to(tree).as_posix())
         except InputError as error:
             yield f"not touched: {error}"
             continue
-        yield from _carry_into(script, tree, course, homes, force)
+        yield from _carry_into(script, tree, course, force)
 
 
 def summary(messages: Iterable[str]) -> list[str]:
@@ -92,34 +88,26 @@ def find_task(course: Course, name: str) -> Task:
     raise InputError(f"expected a task, one of {known}; got {name!r}")
 
 
-def _carry_into(
-    script: Script, tree: Path, course: Course, homes: dict[str, Script | str], force: bool
-) -> Iterator[str]:
+def _carry_into(script: Script, tree: Path, course: Course, force: bool) -> Iterator[str]:
     before = script
     for block in before.blocks:
         row = course.regions.get(block.id)
         if row is None or row.file == script.name:
             continue
-        source = homes.setdefault(row.file, _read_home(tree, row.file))
         several = len(before.parts(block.id)) > 1
         what = f"{block.id}{f' part {block.part}' if several else ''} -> {script.name}"
-        if isinstance(source, str):
-            yield f"{what}: not carried, {source}"
+        try:
+            home = read_script(tree, row.file)
+        except InputError as error:
+            yield f"{what}: not carried, because the file in which the region first appears cannot be read: {error}"
             continue
-        script, message = _carry_block(script, source, block, force)
+        script, message = _carry_block(script, home, block, force)
         yield f"{what}: {message}"
     if script.text != before.text:
         pairs = zip(before.blocks, script.blocks, strict=True)
         if any(old.attempted and old.body != new.body for old, new in pairs):  # the student's own lines
             yield f"{script.name}: the previous version is kept as {_keep_copy(before.path).name}"
         _write(script)
-
-
-def _read_home(tree: Path, name: str) -> Script | str:
-    try:
-        return read_script(tree, name)
-    except InputError as error:
-        return f"because the file in which the region first appears cannot be read: {error}"
 
 
 def _carry_block(script: Script, home: Script, block: Block, force: bool) -> tuple[Script, str]:
@@ -137,7 +125,7 @@ def _carry_block(script: Script, home: Script, block: Block, force: bool) -> tup
         reason = f"kept what you wrote at line {block.line}; it differs from {home.name}"
         return script, f"{reason}; use --force to replace it"
     place = script.parts(block.id)[block.part - 1]  # lines have moved if blocks above were carried
-    changed = script.with_text(replace_block(script.text, place, source.body))
+    changed = replace(script, text=replace_block(script.text, place, source.body))
     if problem := _does_not_compile(changed):
         return script, f"not carried, the lines in {home.name} are not valid Python yet ({problem})"
     lines = len(source.body.strip("\n").split("\n"))
@@ -159,14 +147,8 @@ def _does_not_compile(script: Script) -> str:
 
 def _names_left_behind(source: Block, home: Script, target: Script) -> list[str]:
     """Imports and functions at the top of the home file that the lines use and the later file lacks."""
-    used = {node.id for node in ast.walk(ast.parse(_as_function(source.body))) if isinstance(node, ast.Name)}
+    used = {node.id for node in ast.walk(ast.parse(source.body)) if isinstance(node, ast.Name)}
     return sorted(used & _top_names(home.text) - _top_names(target.text))
-
-
-def _as_function(body: str) -> str:
-    """A body may hold `return`, which Python takes only inside a function."""
-    lines = [f"    {line}" for line in body.split("\n")]
-    return "\n".join(["def body():", *lines, "    pass"])
 
 
 def _top_names(text: str) -> set[str]:

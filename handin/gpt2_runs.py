@@ -1,6 +1,5 @@
 """The GPT-2 parts of a report: metrics and figures that task 2b and the pipeline leave in submit_figures/."""
 
-import json
 import math
 from collections.abc import Hashable
 from dataclasses import dataclass, field
@@ -8,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from common.workers.processor import disturbance
-from handin.runs import Run, Shape, is_number, is_time, is_whole, misfit
+from handin.runs import Number, Run, Shape, is_time, misfit, read_json
 
 FIGURES = {
     "data_parallel_training_time.png": "Data parallel: training time of an epoch",
@@ -18,23 +17,24 @@ FIGURES = {
 }
 _PARTITIONS = 2  # of pipeline/run_gpt2.py on a CPU
 Row = dict[str, Any]
-
-
-def _is_deviation(value: Any) -> bool:
-    return value == 0 or is_time(value)
-
-
-def _is_count(value: Any) -> bool:
-    return is_whole(value) and value > 0
-
-
-_METRICS: dict[str, Shape] = {
-    "training_time": is_time,
-    "training_time_std": _is_deviation,
-    "tokens_per_second": is_time,
-    "tokens_per_second_std": _is_deviation,
+_METRICS = ("training_time", "tokens_per_second")
+# Of each epoch: seconds, and tokens per second.
+_SCALING: dict[str, Shape] = {
+    "workers": int,
+    "threads": int,
+    "batch_size": int,
+    "setting": dict,
+    "other_programs": Number | None,
+    "epochs": [[is_time]],
+    **dict.fromkeys(_METRICS, is_time),
+    **{f"{name}_std": Number for name in _METRICS},
 }
-_SCALING = _METRICS | {"workers": _is_count, "batch_size": _is_count}
+_MODE: dict[str, Shape] = {
+    "setting": list,
+    "other_programs": Number | None,
+    "epochs": [[is_time]],
+    **{name: {"mean": is_time, "std": Number} for name in _METRICS},
+}
 
 
 @dataclass
@@ -56,21 +56,21 @@ def read_gpt2(folder: Path, on_cpu: bool = True) -> Gpt2:
     gpt2 = Gpt2(on_cpu=on_cpu)
     for path in sorted(folder.glob("data_parallel_*.json")):
         row = _read(path, gpt2)
-        if row and not misfit(row, _SCALING):
-            gpt2.scaling[row["workers"], row.get("threads", 1)] = row
-        elif row is not None:
+        if row and misfit(row, _SCALING):
             gpt2.doubts.append(f"{_name(path)} was written by another version of the scripts; run it again")
+        elif row:
+            gpt2.scaling[row["workers"], row["threads"]] = row
     gpt2.scaling = dict(sorted(gpt2.scaling.items()))
     path = folder / "pipeline_metrics.json"
-    for mode, row in (_read(path, gpt2) or {}).items() if path.exists() else ():
-        flat = _flatten(row)
-        if misfit(flat, _METRICS):
+    for mode, row in _read(path, gpt2).items() if path.exists() else ():
+        if misfit(row, _MODE):
             gpt2.doubts.append(f"{_name(path)}: {mode} was written by another version; run that mode again")
         else:
-            gpt2.modes[mode] = flat
+            means = {name: row[name]["mean"] for name in _METRICS}
+            gpt2.modes[mode] = {**row, **means, **{f"{name}_std": row[name]["std"] for name in _METRICS}}
     rows = {f"GPT-2, workers: {workers}, threads: {threads}": row for (workers, threads), row in gpt2.scaling.items()}
     for what, row in (rows | gpt2.modes).items():
-        if is_number(cores := row.get("other_programs")) and (warning := disturbance(cores)):
+        if warning := disturbance(row["other_programs"]):
             gpt2.doubts.append(f"{what}: {warning}; run it again")
     _compare_workers(gpt2)
     _compare_modes(gpt2)
@@ -84,42 +84,28 @@ def made_figures(run: Run, gpt2: Gpt2) -> bool:
     epochs = [
         sum(sum(times[i : i + steps]) for times in seconds) / len(seconds) for i in range(0, len(seconds[0]), steps)
     ]
-    row_epochs = [row["epochs"][-1][0] for row in (*gpt2.scaling.values(), *gpt2.modes.values()) if row.get("epochs")]
+    row_epochs = [row["epochs"][-1][0] for row in (*gpt2.scaling.values(), *gpt2.modes.values())]
     return any(math.isclose(of_run, of_row) for of_run in epochs for of_row in row_epochs)
 
 
-def _read(path: Path, gpt2: Gpt2) -> Row | None:
-    try:
-        row = json.loads(path.read_text(encoding="utf-8"))
-        if isinstance(row, dict):
-            return row
-    except (OSError, ValueError, RecursionError):
-        pass  # reported below, like everything that is no table
+def _read(path: Path, gpt2: Gpt2) -> Row:
+    row = read_json(path)
+    if isinstance(row, dict):
+        return row
     gpt2.doubts.append(f"{_name(path)} is incomplete or damaged; run it again")
-    return None
+    return {}
 
 
 def _name(path: Path) -> str:
     return f"{path.parent.name}/{path.name}"
 
 
-def _flatten(row: Any) -> Row:
-    """A mode's {"metric": {"mean", "std"}} in the shape of a scaling row; {} where that is not its shape."""
-    try:
-        flat = {key: row.get(key) for key in ("epochs", "other_programs")} | {"setting": row["setting"]}
-        flat |= {"n_chunk": row["n_chunk"]} if "n_chunk" in row else {}
-        for metric in ("training_time", "tokens_per_second"):
-            flat |= {metric: row[metric]["mean"], f"{metric}_std": row[metric]["std"]}
-        return flat
-    except (AttributeError, KeyError, TypeError):
-        return {}
-
-
 def _compare_workers(gpt2: Gpt2) -> None:
     one = gpt2.scaling.get((1, 1), {})
     for (workers, threads), row in gpt2.scaling.items() if one else ():
         what = f"GPT-2 on {workers} workers vs. 1" if threads == 1 else f"GPT-2 on {workers} x {threads} threads vs. 1"
-        reason = _settings_differ(one, row)
+        settings = {key: (value, row["setting"].get(key)) for key, value in one["setting"].items()}
+        reason = "; ".join(f"{key} {value} vs. {other}" for key, (value, other) in settings.items() if value != other)
         if one["batch_size"] * workers != row["batch_size"]:
             reason = f"the batch of one worker is {row['batch_size'] / workers:g} vs. {one['batch_size']}"
         of = "workers" if threads == 1 else "threads"
@@ -135,14 +121,6 @@ def _compare_modes(gpt2: Gpt2) -> None:
         _compare(gpt2, mode, f"{mode} vs. model_parallel", base, row, reason, limit, "partitions")
 
 
-def _settings_differ(row: Row, other: Row) -> str:
-    setting, other_setting = row.get("setting"), other.get("setting")
-    if not isinstance(setting, dict) or not isinstance(other_setting, dict):
-        return "one of them was written by another version of the scripts" if setting != other_setting else ""
-    different = [key for key in setting if setting.get(key) != other_setting.get(key)]
-    return "; ".join(f"{key} {setting.get(key)} vs. {other_setting.get(key)}" for key in different)
-
-
 def _compare(gpt2: Gpt2, key: Hashable, what: str, base: Row, row: Row, reason: str, limit: float, of: str) -> None:
     """Keep the speed-up of a row over `base`, and every doubt about it.
 
@@ -151,7 +129,9 @@ def _compare(gpt2: Gpt2, key: Hashable, what: str, base: Row, row: Row, reason: 
     if reason:
         gpt2.doubts.append(f"{what}: not comparable, {reason}")
         return
-    lengths = zip(_tokens(row), _tokens(base), strict=False)  # each epoch against the other's of the same number
+    # Each epoch against the other's of the same number. The product of the means is no length: it grows with the
+    # differences between the epochs.
+    lengths = zip(*([time * speed for time, speed in each["epochs"]] for each in (row, base)), strict=False)
     length, base_length = max(lengths, key=lambda pair: abs(math.log(pair[0] / pair[1])))
     if not 0.9 < length / base_length < 1.1:
         gpt2.doubts.append(
@@ -168,15 +148,3 @@ def _compare(gpt2: Gpt2, key: Hashable, what: str, base: Row, row: Row, reason: 
         gpt2.doubts.append(f"{what}: only one epoch was measured, so {ratio:.2f} may be noise: run with --n_epochs 4")
     elif row is not base and abs(difference) <= 2 * math.hypot(*errors):
         gpt2.doubts.append(f"{what}: {ratio:.2f} is within the noise (two standard deviations over the epochs)")
-
-
-def _tokens(row: Row) -> list[float]:
-    """Of each epoch, by its throughput and its time; of the mean epoch where the file is of an earlier version.
-
-    The mean throughput times the mean time is more: it grows with the differences between the epochs.
-    """
-    of_means = [row["tokens_per_second"] * row["training_time"]]
-    try:
-        return [time * speed for time, speed in row["epochs"] if is_time(time) and is_time(speed)] or of_means
-    except (KeyError, TypeError, ValueError):
-        return of_means

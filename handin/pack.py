@@ -152,8 +152,7 @@ def _points_without_messages(points: dict[str, Any]) -> bytes:
     """Messages name inputs that are drawn, and times: they would make two archives of the same code differ."""
     tests = [{key: test[key] for key in ("id", "region", "status", "points", "max_points")} for test in points["tests"]]
     sums = {key: points[key] for key in ("score", "max_score", "bonus", "max_bonus") if key in points}
-    table = sums | {"tests": tests}
-    return json.dumps(table, indent=1, sort_keys=True).encode() + b"\n"
+    return json.dumps(sums | {"tests": tests}, indent=1, sort_keys=True).encode() + b"\n"
 
 
 def refuse_existing(archive: Path) -> None:

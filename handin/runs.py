@@ -6,10 +6,11 @@ below it: see common/workers/run_files.py.
 
 import json
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import UnionType
 from typing import Any
 
 from common.workers.run_files import EARLIER, standing
@@ -103,23 +104,26 @@ def differences(run: Run, other: Run, but: Iterable[str] = ()) -> list[str]:
     ]
 
 
-def find_runs(root: Path, folder: Path) -> tuple[list[Run], list[str]]:
-    """Return every run in `folder` and two levels below, and what is there that cannot be used.
+def folders_of_runs(root: Path, folder: Path) -> Iterator[tuple[Path, str]]:
+    """Yield `folder` and the folders two levels below, each with the name that the report shows.
 
     Runs of `make demo` and `make pictures` are left out, unless `folder` is theirs.
     """
-    runs, unusable = [], []
-    levels = ("*", "*/*", f"*/*/{EARLIER}")
-    below = [path for level in levels for path in sorted(folder.glob(level)) if path.is_dir()]
+    below = [path for level in ("*", "*/*", f"*/*/{EARLIER}") for path in sorted(folder.glob(level)) if path.is_dir()]
     for path in [folder, *below]:
-        if path.relative_to(folder).parts[:1] in [(name,) for name in COURSES]:
-            continue
+        if path.relative_to(folder).parts[:1] not in [(name,) for name in COURSES]:
+            yield path, path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
+
+
+def find_runs(root: Path, folder: Path) -> tuple[list[Run], list[str]]:
+    """Return every run in `folder` (see folders_of_runs), and what is there that cannot be used."""
+    runs, unusable = [], []
+    expected = {task for task, _ in SLOTS.values()} | {"task2b_allreduce_gpt2", "task3_ddp_gpt2"}
+    for path, name in folders_of_runs(root, folder):
         if path.name == EARLIER and standing(path.parent) >= standing(path):
             continue  # the newest run replaces it
-        name = path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
         files = sorted(path.glob("rank*.json"), key=lambda file: (len(file.name), file.name))
-        expected = path.name in {task for task, _ in SLOTS.values()} | {"task2b_allreduce_gpt2", "task3_ddp_gpt2"}
-        if not files and expected and path.parent == folder:
+        if not files and path.name in expected and path.parent == folder:
             has_earlier = standing(path / EARLIER).iterations > 0
             instead = f"; the report uses the run before it, {name}/{EARLIER}" if has_earlier else ""
             unusable.append(f"{name}: no record in it (the run was interrupted or is still running){instead}")
@@ -146,19 +150,24 @@ def read_run(path: Path, name: str, files: Iterable[Path]) -> Run:
             records.append(record)
     if not records:
         return Run(name, "", (), tuple(problems))
-    problems += _check_together(path, records)
+    problems += _check_together(records)
     kind = "gpt2" if is_gpt2(records[0]) else "glue"
     slot = next((slot for slot, of in SLOTS.items() if of == (records[0]["task"], kind)), "")
     return Run(name, slot, tuple(records), tuple(problems))
 
 
+def read_json(file: Path) -> Any:
+    """Return what is in a JSON file; None if it cannot be read."""
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
 def _read_record(file: Path) -> dict[str, Any] | str:
     """One record, or why it cannot be used."""
-    try:
-        record = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError):
-        return f"{file.name} cannot be read"
-    except (ValueError, RecursionError):
+    record = read_json(file)
+    if record is None:
         return f"{file.name} is incomplete or damaged (not valid JSON); run it again"
     place = misfit(record, RECORD) or misfit(record["config"], GPT2 if is_gpt2(record) else GLUE, "config")
     if place:
@@ -180,7 +189,7 @@ def _of_another_run(record: dict[str, Any], first: dict[str, Any]) -> str:
     return ""
 
 
-def _check_together(path: Path, records: list[dict[str, Any]]) -> list[str]:
+def _check_together(records: list[dict[str, Any]]) -> list[str]:
     problems = []
     first = records[0]
     missing = sorted(set(range(first["world_size"])) - {record["rank"] for record in records})
@@ -197,73 +206,43 @@ def _check_together(path: Path, records: list[dict[str, Any]]) -> list[str]:
         bad = [i for i, step in enumerate(record["iterations"], 1) if step["loss"] is None or math.isnan(step["loss"])]
         if bad:
             problems.append(f"the loss of rank {rank} at iteration {bad[0]} is not a number")
-        losses = path / f"loss_{rank}.txt"
-        with_loss = sum(step["loss"] is not None for step in record["iterations"])
-        if losses.exists() and len(losses.read_text(errors="replace").split()) != with_loss:
-            problems.append(
-                f"{losses.name} and rank{rank}.json have different numbers of losses: they are from two runs"
-            )
     if not first["iterations"]:
         problems.append("it has no iterations: the run only evaluated, or was interrupted")
     return problems
 
 
 # The shape that a record must have to be used: anything else was written by another version of the scripts.
-Shape = dict | list | Callable[[Any], bool]
-
-
-def is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
-def is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+Shape = dict | list | type | UnionType | Callable[[Any], bool]
+Number = int | float
 
 
 def is_time(value: Any) -> bool:
-    return is_number(value) and math.isfinite(value) and value > 0
-
-
-def is_metrics(value: object) -> bool:
-    return isinstance(value, dict) and all(map(is_number, value.values()))
-
-
-def or_null(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: value is None or fits(value)
+    return isinstance(value, Number) and math.isfinite(value) and value > 0
 
 
 RECORD: dict[str, Shape] = {
-    "task": is_text,
-    "rank": is_whole,
-    "world_size": lambda value: is_whole(value) and value > 0,
+    "task": str,
+    "rank": int,
+    "world_size": int,
     "config": {
-        "model_name_or_path": is_text,
-        "data_dir": or_null(is_text),
-        "seed": is_whole,
-        "dropout": or_null(is_number),
-        "learning_rate": is_number,
-        "max_steps": is_whole,
+        "model_name_or_path": str,
+        "data_dir": str | None,
+        "seed": int,
+        "dropout": Number | None,
+        "learning_rate": Number,
+        "max_steps": int,
     },
-    "versions": {"torch": is_text, "transformers": is_text},
-    "host": {"name": is_text, "device": is_text},
-    "parameters": is_whole,
-    "examples": {"train": is_whole},
-    "steps_per_epoch": is_whole,
-    "iterations": [{"loss": or_null(is_number), "seconds": is_time}],
-    "evaluations": [{"epoch": is_whole, "metrics": is_metrics}],
-    "collectives": [{"name": is_text, "count": is_whole, "bytes": is_whole}],
+    "versions": {"torch": str, "transformers": str},
+    "host": {"name": str, "device": str},
+    "parameters": int,
+    "examples": {"train": int},
+    "steps_per_epoch": int,
+    "iterations": [{"loss": Number | None, "seconds": is_time}],
+    "evaluations": [{"epoch": int, "metrics": dict}],
+    "collectives": [{"name": str, "count": int, "bytes": int}],
 }
-GLUE = {
-    "per_gpu_train_batch_size": is_whole,
-    "max_seq_length": is_whole,
-    "task_name": is_text,
-    "num_train_epochs": is_whole,
-}
-GPT2 = {"batch_size": is_whole, "n_epochs": is_whole, "model_max_length": is_whole}
+GLUE = {"per_gpu_train_batch_size": int, "max_seq_length": int, "task_name": str, "num_train_epochs": int}
+GPT2 = {"batch_size": int, "n_epochs": int, "model_max_length": int}
 
 
 def is_gpt2(record: dict[str, Any]) -> bool:
@@ -282,7 +261,8 @@ def misfit(value: object, shape: Shape, where: str = "") -> str:
             return where
         below = ((item, shape[0], f"{where}[{number}]") for number, item in enumerate(value))
     else:
-        return "" if shape(value) else where
+        fits = isinstance(value, shape) if isinstance(shape, type | UnionType) else shape(value)
+        return "" if fits else where
     return next((place for part in below if (place := misfit(*part))), "")
 
 

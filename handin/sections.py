@@ -1,10 +1,10 @@
 """The parts of the report that are made from records: tables in Markdown, each naming the runs it comes from."""
 
 import itertools
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from common.errors import InputError
 from common.workers.rows import STOPPED_FILE
@@ -20,7 +20,7 @@ from handin.measures import (
     speedup,
     with_deviation,
 )
-from handin.runs import COURSES, Run
+from handin.runs import Run, Shape, folders_of_runs, misfit, read_json
 
 NAMES = {"task1": "1 one worker", "task2a": "2a gather + scatter", "task2b": "2b all_reduce", "task3": "3 DDP"}
 _DATA_PARALLEL = "python task2b_allreduce/run_gpt2.py --n_epochs 4"
@@ -142,9 +142,13 @@ def _sent(run: Run) -> tuple[str, str]:
 
 def scalability(one: Run | None, runs: Sequence[Run], findings: Findings) -> str:
     """Every run on several workers against one worker at the same total batch."""
+    explained = (
+        "Speed-up: time of one worker divided by the time of several, at the same total batch. Times that differ by "
+        "less than two standard errors of their difference are within the noise.\n\n"
+    )
     alone = iteration_time(one) if one else None
     if not one or not alone:
-        return "No run of task 1 to compare with.\n"
+        return f"{explained}No run of task 1 to compare with.\n"
     rows = [[NAMES["task1"], 1, str(alone), "1", "", _threads(one), _name(one)]]
     findings.use(one, "speed-up")
     for run in sorted(runs, key=lambda run: (list(NAMES).index(run.slot), run.workers, run.name)):
@@ -154,7 +158,7 @@ def scalability(one: Run | None, runs: Sequence[Run], findings: Findings) -> str
         findings.use(run, "speed-up")
         ratio, note = speedup_cells(one, alone, run, time, findings, run.workers)
         rows.append([NAMES[run.slot], run.workers, str(time), ratio, note, _threads(run), _name(run)])
-    return table("task | workers | s per iteration | speed-up | note | threads each | run", rows)
+    return explained + table("task | workers | s per iteration | speed-up | note | threads each | run", rows)
 
 
 def _threads(run: Run) -> object:
@@ -260,40 +264,20 @@ def own_lines(tree: Path, course: Course, task: str, findings: Findings) -> str:
     return "\n".join(parts)
 
 
-# Runs that were stopped: the rows that the ranks left behind, one per rank.
 CELLS = ("rank", "state", "where", "calls")
+STOPPED: dict[str, Shape] = {"conclusion": str, "rows": [dict.fromkeys(CELLS, str)]}
 
 
-@dataclass(frozen=True)
-class Stopped:
-    """The newest run of a folder, if it was stopped."""
-
-    name: str
-    conclusion: str
-    rows: tuple[tuple[str, ...], ...]
-
-    @property
-    def doubt(self) -> str:
-        return f"{self.name}: the newest run was stopped: {self.conclusion}"
+def stopped_runs(root: Path, folder: Path) -> dict[str, dict[str, Any]]:
+    """Return, for each folder whose newest run was stopped, what the ranks left behind (see STOPPED)."""
+    contents = {name: read_json(path / STOPPED_FILE) for path, name in folders_of_runs(root, folder)}
+    return {name: content for name, content in contents.items() if not misfit(content, STOPPED)}
 
 
-def find_stopped(root: Path, folder: Path) -> list[Stopped]:
-    """Return every stopped run in `folder` and two levels below; a file that cannot be read is left out."""
-    stopped = []
-    for path in sorted(path for below in ("", "*/", "*/*/") for path in folder.glob(f"{below}{STOPPED_FILE}")):
-        if path.relative_to(folder).parts[0] in COURSES:
-            continue
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-            rows = tuple(tuple(str(row[cell]) for cell in CELLS) for row in content["rows"])
-            name = path.parent.relative_to(root).as_posix() if path.is_relative_to(root) else str(path.parent)
-            stopped.append(Stopped(name, str(content["conclusion"]), rows))
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            continue
-    return stopped
-
-
-def stopped_tables(stopped: list[Stopped]) -> str:
+def stopped_tables(stopped: dict[str, dict[str, Any]]) -> str:
     """Return tables of where each rank was when a run was stopped; "" if none was."""
-    head = "rank | state | where | collectives"
-    return "".join(f"\n{run.name} was stopped: {run.conclusion}.\n\n{table(head, run.rows)}" for run in stopped)
+    return "".join(
+        f"\n{name} was stopped: {content['conclusion']}.\n\n"
+        + table("rank | state | where | collectives", [[row[cell] for cell in CELLS] for row in content["rows"]])
+        for name, content in stopped.items()
+    )

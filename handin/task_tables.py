@@ -12,8 +12,8 @@ from common.timeline.parts import Parts, mean, milliseconds
 from common.timeline.trace import read_trace
 from handin.measures import ITERATIONS, iteration_time
 from handin.report_pictures import Pictures
-from handin.runs import Run, Shape, is_number, is_text, is_time, is_whole, misfit, or_null
-from handin.sections import NAMES, Findings, speedup_cells, table
+from handin.runs import Number, Run, Shape, is_time, misfit
+from handin.sections import NAMES, Findings, counted, speedup_cells, table
 
 CHUNKS = (1, 2, 4, 8, 16)  # what the course asks for
 PARTITIONS = 2  # of pipeline/run_gpt2.py on a CPU
@@ -22,25 +22,29 @@ RANKS = 2  # shown of each run: the root, and one of the others
 
 
 def shares(runs: Sequence[Run], findings: Findings) -> str:
-    """Seconds of an iteration in the phase `communication`, on rank 0 and on rank 1; "–" where it is not measured."""
+    """Seconds of an iteration of 2a and 2b in the phase `communication`, on ranks 0 and 1; "–": it is not measured."""
+    runs = [run for run in runs if run.slot != "task3"]
+    which = counted(runs)
+    explained = f"Mean over iterations {which}, as each rank measured it.\n\n" if which else ""
     rows = []
     for run in runs:
         findings.use(run, "communication")
         for record in run.records[:RANKS]:
             steps = record["iterations"][1:ITERATIONS]
             phases: list[Any] = [(step.get("phases") or {}).get("communication") for step in steps]
-            measured = [float(seconds) for seconds in phases if is_number(seconds)]
+            measured = [float(seconds) for seconds in phases if isinstance(seconds, Number)]
             whole = sum(step["seconds"] for step in steps)
             cells = ["–", "–"]
             if measured and len(measured) == len(steps):
                 cells = [f"{statistics.fmean(measured):.4f}", f"{100 * sum(measured) / whole:.0f} %"]
             rows.append([NAMES[run.slot], record["rank"], *cells, f"`{run.name}`"])
-    return table("task | rank | communication (s) | of an iteration | run", rows)
+    return explained + table("task | rank | communication (s) | of an iteration | run", rows)
 
 
 def exposed(runs: Sequence[Run], findings: Findings) -> str:
     """Runs of the bonus lessons, with that of task 3 on the same nodes: times, bytes moved, kept and needed."""
     rows = []
+    runs = [run for run in runs if run.slot in ("beyond", "task3_gpt2")]
     if not any(run.slot == "beyond" for run in runs):
         return "Not measured: the bonus is optional.\n"
     for run in sorted(runs, key=lambda run: (run.slot, run.name)):
@@ -52,7 +56,7 @@ def exposed(runs: Sequence[Run], findings: Findings) -> str:
         sent: Any = communication.get("bytes")
         memory: dict = run.first.get("memory") or {}
         sizes: list[Any] = [sent, memory.get("persistent_bytes"), memory.get("peak_bytes")]
-        figures += [_cell(size / 1e6 if is_number(size) else None, 3) for size in sizes]
+        figures += [_cell(size / 1e6 if isinstance(size, Number) else None, 3) for size in sizes]
         begin = [strategy, buckets, run.workers, run.setting["total batch"]]
         rows.append([*begin, *figures, str(iteration_time(run) or "–"), f"`{run.name}`"])
     head = "strategy | bucket (MB) | workers | batch | exposed (s) | messages | MB passed to calls | MB kept | "
@@ -113,14 +117,20 @@ SHOWN = {
     "beyond": ("ZeRO-3", ""),  # a bonus: never missing
 }
 TIMELINE: dict[str, Shape] = {
-    "run": is_text,
-    "clock_error": is_number,
-    "steps": [{"rank": is_whole, "step": is_whole, **dict.fromkeys(("seconds", *PARTS, "hidden"), or_null(is_number))}],
+    "run": str,
+    "clock_error": Number,
+    "steps": [{"rank": int, "step": int, **dict.fromkeys(("seconds", *PARTS, "hidden"), Number | None)}],
 }
 
 
 def timelines(tree: Path, runs: Sequence[Run], findings: Findings, pictures: Pictures) -> str:
     """A table of the parts of a step for every run with a usable timeline, and the pictures."""
+    explained = (
+        "Mean over the steps that --timeline has shown. The parts add up to a step. Exposed: communication that "
+        "nothing hides. Waiting: for a rank that has not arrived. Hidden: communication beside the others. Where there "
+        "is no run of yours with --timeline, the run of `make demo` is shown: on emulated nodes it trains a larger "
+        "model, so its times are not those of the other tables.\n\n"
+    )
     rows, plots = [], []
     for slot, (name, command) in SHOWN.items():
         candidates = [run for run in runs if run.slot == slot and run.first.get("timeline")]
@@ -137,10 +147,10 @@ def timelines(tree: Path, runs: Sequence[Run], findings: Findings, pictures: Pic
         elif command:
             findings.missing.append((f"the timeline of {name}", command))
     if not rows:
-        return "No run with --timeline.\n"
+        return f"{explained}No run with --timeline.\n"
     pairs = ["".join(plots[i : i + 2]) for i in range(0, len(plots), 2)]  # one paragraph: side by side in the PDF
     head = f"task | rank | {' | '.join(f'{part} (ms)' for part in PARTS)} | hidden (ms) | model | run"
-    return "\n".join([table(head, rows), *pairs])
+    return explained + "\n".join([table(head, rows), *pairs])
 
 
 def problem(folder: Path, run: Run) -> str:

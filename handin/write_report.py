@@ -123,8 +123,8 @@ def write_markdown(
     demo = [run for run in demo if run.first.get("timeline")]
     chosen = choose(usable)
     findings.doubt(unusable)
-    stopped = sections.find_stopped(tree, runs)
-    findings.doubt(run.doubt for run in stopped)
+    stopped = sections.stopped_runs(tree, runs)
+    findings.doubt(f"{run}: the newest run was stopped: {content['conclusion']}" for run, content in stopped.items())
     for run in usable:
         findings.doubt(f"{run.name}: {doubt}" for doubt in doubts_about(run, run in chosen.measured))
     findings.missing += missing_runs(chosen, tree)
@@ -133,14 +133,15 @@ def write_markdown(
         "Implementation details": _implementation(tree, course, findings, own["implementation"]),
         "Task 1: losses and metric": _task1(chosen, findings, pictures, own["task1"]),
         "Time per iteration of tasks 2a, 2b and 3": _times(chosen, findings, pictures),
-        "Communication of tasks 2a and 2b": _communication(chosen, findings, own["task2a"]),
+        "Communication of tasks 2a and 2b": shares(chosen.timed, findings) + "\n" + own["task2a"],
         "Reasons for the differences": own["reasons"],
-        "Who computes, who sends, who waits": _timelines(tree, [*usable, *demo], findings, pictures, own["timelines"]),
-        "Scalability": _scalability(chosen, findings, own["scalability"]),
+        "Who computes, who sends, who waits": timelines(tree, [*usable, *demo], findings, pictures)
+        + f"\n{own['timelines']}",
+        "Scalability": sections.scalability(chosen.one, chosen.scaled, findings) + "\n" + own["scalability"],
         "Network traffic": traffic(tree, chosen.traffic, runs, findings, pictures) + "\n" + own["traffic"],
         "GPT-2: data parallel and pipeline": _gpt2(tree, runs, usable, findings, pictures, own["gpt2"]),
-        "Pipeline: numbers of micro-batches": f"{micro_batches(usable, findings)}\n{own['pipeline']}",
-        "Beyond DDP (bonus)": _beyond(usable, findings, own["beyond"]),
+        "Pipeline: numbers of micro-batches": micro_batches(usable, findings) + "\n" + own["pipeline"],
+        "Beyond DDP (bonus)": exposed(usable, findings) + "\n" + own["beyond"],
         "Which run each number came from": sections.where_from([*usable, *demo], findings)
         + sections.stopped_tables(stopped),
     }
@@ -207,35 +208,6 @@ def _times(chosen: Chosen, findings: Findings, pictures: Pictures) -> str:
         pictures.losses("losses.png", "Training loss of all tasks", runs),
     ]
     return "\n".join(parts)
-
-
-def _communication(chosen: Chosen, findings: Findings, words: str) -> str:
-    runs = [run for run in chosen.timed if run.slot != "task3"]
-    counted = sections.counted(runs)
-    text = f"Mean over iterations {counted}, as each rank measured it.\n\n" if counted else ""
-    return text + shares(runs, findings) + "\n" + words
-
-
-def _beyond(runs: Sequence[Run], findings: Findings, words: str) -> str:
-    return exposed([run for run in runs if run.slot in ("beyond", "task3_gpt2")], findings) + "\n" + words
-
-
-def _timelines(tree: Path, runs: Sequence[Run], findings: Findings, pictures: Pictures, words: str) -> str:
-    text = (
-        "Mean over the steps that --timeline has shown. The parts add up to a step. Exposed: communication that "
-        "nothing hides. Waiting: for a rank that has not arrived. Hidden: communication beside the others. Where there "
-        "is no run of yours with --timeline, the run of `make demo` is shown: on emulated nodes it trains a larger "
-        "model, so its times are not those of the other tables.\n\n"
-    )
-    return text + timelines(tree, runs, findings, pictures) + "\n" + words
-
-
-def _scalability(chosen: Chosen, findings: Findings, words: str) -> str:
-    text = (
-        "Speed-up: time of one worker divided by the time of several, at the same total batch. Times that differ by "
-        "less than two standard errors of their difference are within the noise.\n\n"
-    )
-    return text + sections.scalability(chosen.one, chosen.scaled, findings) + "\n" + words
 
 
 def _gpt2(tree: Path, runs: Path, usable: Sequence[Run], findings: Findings, pictures: Pictures, words: str) -> str:

@@ -13,7 +13,6 @@ from typing import Literal
 
 Row = Literal["process", "network"]
 Phase = Literal["data", "forward", "backward", "communication", "averaging", "optimizer", "pipeline"]
-PHASES: tuple[Phase, ...] = ("data", "forward", "backward", "communication", "averaging", "optimizer", "pipeline")
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ Nothing happens in other steps. In the chosen ones torch.profiler runs; it makes
 """
 
 import contextlib
-import gc
 import os
 import tempfile
 import time
@@ -16,51 +15,32 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from common.timeline.profile_events import MARK, Mark, numbered, read_profile
-from common.timeline.spans import Span
+from common.timeline.boxes import Box, Step
+from common.timeline.profile_events import MARK, numbered, read_profile
+from common.timeline.spans import Span, spans_of
 from common.timeline.waiting import Blocked, Message, blocked, own_code
 from common.workers.collectives import recorded
-
-
-@contextlib.contextmanager
-def collector_off() -> Iterator[None]:
-    """Keep the collector from running. With torch loaded, each of its passes walks a million objects: reading a trace
-    of 11,000 events takes 0.26 s with it and 0.06 s without."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
-
 
 SKIPPED = 2  # steps at the beginning: they warm up the caches, so their times are not typical
 MARKS = 5  # on each side of the steps, of which the most exact counts
 
 
-@dataclass(frozen=True)
-class PartitionBox:
-    """A partition of a pipeline with threads was busy with the forward or backward of a micro-batch."""
-
-    partition: int
-    name: str  # such as "forward 2"
-    start: float
-    end: float
-
-
 @dataclass
 class RankLog:
-    """The observations of one rank, in seconds of its own time.perf_counter(), give or take `error`."""
+    """The observations of one rank, in seconds of its own time.perf_counter(), give or take `error`.
+
+    micro_batches: "forward 2" and the like, of torch's pipeline schedules. partitions: the same, of a pipeline with
+    threads; partition j is on row j + 1. averaging: own code in the phase communication; not known on a GPU.
+    """
 
     rank: int
-    steps: list[tuple[int, Span]] = field(default_factory=list)  # number, from 0
-    phases: list[tuple[str, Span]] = field(default_factory=list)
-    micro_batches: list[tuple[str, Span]] = field(default_factory=list)
-    partitions: list[PartitionBox] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    phases: list[Box] = field(default_factory=list)
+    micro_batches: list[Box] = field(default_factory=list)
+    partitions: list[Box] = field(default_factory=list)
     messages: list[Message] = field(default_factory=list)
     blocked: list[Blocked] = field(default_factory=list)
-    own_code: list[Span] = field(default_factory=list)  # in the phase communication; not known on a GPU
+    averaging: list[Box] = field(default_factory=list)
     error: float = 0.0
     on_gpu: bool = False
 
@@ -74,7 +54,7 @@ class Capture:
         self._chosen = range(0)
         self._model: nn.Module | None = None
         self._profile: profile | None = None
-        self._marks: list[Mark] = []
+        self._marks: list[Span] = []  # in each, one event named MARK took place
         self._traced: list[nn.Module] = []
         # This silences the profiler's log of starts and stops. It is read when the profiler is first used.
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
@@ -98,11 +78,11 @@ class Capture:
 
     def end_step(self, number: int, start: float, end: float) -> None:
         if number in self._chosen:
-            self.log.steps.append((number, (start, end)))
+            self.log.steps.append(Step(self.log.rank, number, start, end))
 
     def phase(self, name: str, start: float, end: float) -> None:
         if self._profile:
-            self.log.phases.append((name, (start, end)))
+            self.log.phases.append(self._process_box(name, (start, end)))
 
     @contextlib.contextmanager
     def box(self, phase: str, partition: int, micro_batch: int, device: torch.device) -> Iterator[None]:
@@ -111,14 +91,14 @@ class Capture:
         yield
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        box = PartitionBox(partition, f"{phase} {micro_batch}", start, time.perf_counter())
-        self.log.partitions.append(box)
+        self.log.partitions.append(Box(partition + 1, "process", f"{phase} {micro_batch}", start, time.perf_counter()))
 
     def _start(self) -> None:
         self._profile = profile(activities=[ProfilerActivity.CPU], record_shapes=True)
         self._profile.start()
         self._traced = self._pipes()
-        self._set_traces(self)
+        for pipe in self._traced:
+            pipe.trace = self  # type: ignore[assignment]
         self._mark()
 
     def stop(self) -> None:
@@ -127,32 +107,33 @@ class Capture:
             return
         self._mark()
         self._profile.stop()
-        self._set_traces(None)
-        with tempfile.TemporaryDirectory() as folder, collector_off():
+        for pipe in self._traced:
+            pipe.trace = None  # type: ignore[assignment]
+        with tempfile.TemporaryDirectory() as folder:
             self._profile.export_chrome_trace(str(Path(folder) / "profile.json"))
             events = read_profile(Path(folder) / "profile.json", self._marks)
         self._profile, self._count = None, 0
         of_group = [(entry.group, entry.sequence) for entry in recorded()]
         log = self.log
-        log.messages, log.micro_batches = numbered(events.messages, of_group), events.micro_batches
+        log.messages = numbered(events.messages, of_group)
+        log.micro_batches = [self._process_box(*micro_batch) for micro_batch in events.micro_batches]
         log.error = events.error
         if log.on_gpu:  # the profile has the launches: a message seems to end when it is queued
             return
-        for _, limits in log.steps:
+        for limits in spans_of(log.steps):
             log.blocked += blocked(limits, events.busy, log.messages)
-        phases = [span for name, span in log.phases if name == "communication"]
-        log.own_code = own_code(phases, events.busy, log.blocked)
+        phases = spans_of(box for box in log.phases if box.name == "communication")
+        log.averaging = [self._process_box("averaging", span) for span in own_code(phases, events.busy, log.blocked)]
+
+    def _process_box(self, name: str, span: Span) -> Box:
+        return Box(self.log.rank, "process", name, *span)
 
     def _mark(self) -> None:
         for _ in range(MARKS):
             before = time.perf_counter()
             with record_function(MARK):
                 pass
-            self._marks.append(Mark(before, time.perf_counter()))
-
-    def _set_traces(self, trace: "Capture | None") -> None:
-        for pipe in self._traced:
-            pipe.trace = trace  # type: ignore[assignment]
+            self._marks.append((before, time.perf_counter()))
 
     def _pipes(self) -> list[nn.Module]:
         """The modules of the model that can be traced, and are not traced by somebody else."""

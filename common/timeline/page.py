@@ -2,9 +2,9 @@
 
 import json
 import re
-from dataclasses import replace
 from html import escape
 from pathlib import Path
+from typing import Any
 
 from common.paths import atomic_write
 from common.timeline.boxes import Box, Timeline, Wait, lanes
@@ -29,27 +29,30 @@ def write_page(timeline: Timeline, path: str | Path) -> None:
 def page_data(timeline: Timeline) -> dict:
     """Return what the page draws: rectangles in milliseconds and pixels, each with the text that belongs to it."""
     rectangles: list[dict] = []
+    height = (PROCESS + NETWORK_ROW + GAP) * UNIT  # of the rows of a rank
     for rank in range(timeline.world_size):
-        top = rank * (PROCESS + NETWORK_ROW + GAP) * UNIT
         own = [box for box in timeline.boxes if box.rank == rank]
+        top, process = rank * height, PROCESS * UNIT
         for box in own:
             if box.row == "process":
-                rectangles.append(_rectangle(timeline, box, top, PROCESS * UNIT, COLOURS.get(box.phase, "#FFFFFF")))
+                colour = COLOURS.get(box.phase, "#FFFFFF")
+                rectangles.append(_rectangle(box, top, process, _text(timeline, box), colour=colour))
         rows = lanes([box for box in own if box.row == "network"])
-        height = NETWORK_ROW * UNIT / max(1, len(rows))
         for lane, boxes in enumerate(rows):
-            above = top + PROCESS * UNIT + lane * height
+            place = top + process + lane * NETWORK_ROW * UNIT / len(rows), NETWORK_ROW * UNIT / len(rows)
             for box in boxes:
-                rectangles.append(_rectangle(timeline, box, above, height, NETWORK))
-                idle = [replace(box, start=wait.start, end=wait.end) for wait in box.waits]  # nothing is on its way yet
-                white = [_rectangle(timeline, part, above, height, "#FFFFFF") for part in idle]
-                rectangles += [{**part, "text": _text(timeline, box)} for part in white]
-        waited = [(box, wait) for box in own for wait in box.waits]
-        rectangles += [_hatched(timeline, box, wait, top) for box, wait in waited]
+                text = _text(timeline, box)
+                rectangles.append(_rectangle(box, *place, text, colour=NETWORK))
+                # While the rank waits, nothing is on its way yet.
+                rectangles += [_rectangle(wait, *place, text, colour="#FFFFFF") for wait in box.waits]
+        for box in own:
+            for wait in box.waits:  # drawn on the row of the process, which is what waits
+                text = f"{timeline.label(rank)} waits for {timeline.label(wait.rank)}; {_text(timeline, box)}"
+                rectangles.append(_rectangle(wait, top, process, text, hatched=True))
     return {
-        "height": timeline.world_size * (PROCESS + NETWORK_ROW + GAP) * UNIT,
+        "height": timeline.world_size * height,
         "rows": [
-            {"label": timeline.label(rank), "y": (rank * (PROCESS + NETWORK_ROW + GAP) + PROCESS / 2) * UNIT}
+            {"label": timeline.label(rank), "y": rank * height + PROCESS / 2 * UNIT}
             for rank in range(timeline.world_size)
         ],
         "steps": [
@@ -62,15 +65,8 @@ def page_data(timeline: Timeline) -> dict:
     }
 
 
-def _rectangle(timeline: Timeline, box: Box, top: float, height: float, colour: str) -> dict:
-    return {
-        "x": box.start * 1e3,
-        "w": (box.end - box.start) * 1e3,
-        "y": top,
-        "h": height,
-        "colour": colour,
-        "text": _text(timeline, box),
-    }
+def _rectangle(part: Box | Wait, top: float, height: float, text: str, **look: Any) -> dict:
+    return {"x": part.start * 1e3, "w": (part.end - part.start) * 1e3, "y": top, "h": height, "text": text, **look}
 
 
 def _text(timeline: Timeline, box: Box) -> str:
@@ -84,13 +80,6 @@ def _text(timeline: Timeline, box: Box) -> str:
         waited[wait.rank] = waited.get(wait.rank, 0.0) + wait.end - wait.start
     parts += [f"waited {seconds * 1e3:.3f} ms for {timeline.label(rank)}" for rank, seconds in waited.items()]
     return ", ".join(parts)
-
-
-def _hatched(timeline: Timeline, box: Box, wait: Wait, top: float) -> dict:
-    """A wait, on the row of the process: that is what waits."""
-    words = f"{timeline.label(box.rank)} waits for {timeline.label(wait.rank)}; {_text(timeline, box)}"
-    place = {"x": wait.start * 1e3, "w": (wait.end - wait.start) * 1e3, "y": top, "h": PROCESS * UNIT}
-    return {**place, "hatched": True, "text": words}
 
 
 def _legend(timeline: Timeline) -> list[dict]:

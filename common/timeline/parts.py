@@ -14,8 +14,8 @@ phase communication, waiting included, or None without such a phase: DDP's commu
 
 from dataclasses import dataclass
 
-from common.timeline.boxes import Timeline
-from common.timeline.spans import duration, merged, within, without
+from common.timeline.boxes import Box, Step, Timeline
+from common.timeline.spans import duration, merged, spans_of, within, without
 
 COMPUTING = ("forward", "backward", "averaging", "optimizer", "pipeline")
 NAMES = ("computing", "data", "exposed", "waiting", "other")  # they add up to the step
@@ -38,30 +38,30 @@ class Parts:
 
 def parts(timeline: Timeline) -> list[Parts]:
     """Return the parts of every step of every rank."""
-    rows = []
-    for step in timeline.steps:
-        limits = (step.start, step.end)
-        own = [box for box in timeline.boxes if box.rank == step.rank]
-        process = [(box.phase, (box.start, box.end)) for box in own if box.row == "process"]
-        waiting = merged(within([(wait.start, wait.end) for box in own for wait in box.waits], limits))
-        communication = [span for phase, span in process if phase == "communication"]
+    return [
+        _parts_of_step(step, [box for box in timeline.boxes if box.rank == step.rank], timeline.on_gpu)
+        for step in timeline.steps
+    ]
 
-        def time_in(*phases: str, but: list, limits: tuple = limits, process: list = process) -> float:
-            return duration(without(within([span for phase, span in process if phase in phases], limits), but))
 
-        network = [(box.start, box.end) for box in own if box.row == "network"]
-        computing = time_in(*COMPUTING, but=waiting)
-        data = time_in("data", but=waiting)
-        exposed = time_in("communication", but=waiting)
-        seconds = step.end - step.start
-        other = seconds - computing - data - exposed - duration(waiting)
-        if timeline.on_gpu:
-            row = Parts(step.rank, step.number, seconds, computing, data, exposed or None, None, other, None)
-        else:
-            hidden = duration(without(merged(within(network, limits)), [*communication, *waiting]))
-            row = Parts(step.rank, step.number, seconds, computing, data, exposed, duration(waiting), other, hidden)
-        rows.append(row)
-    return rows
+def _parts_of_step(step: Step, own: list[Box], on_gpu: bool) -> Parts:
+    """own: all boxes of the step's rank."""
+    limits = (step.start, step.end)
+    process = [box for box in own if box.row == "process"]
+    waiting = merged(within(spans_of(wait for box in own for wait in box.waits), limits))
+
+    def time_in(*phases: str) -> float:
+        return duration(without(within(spans_of(box for box in process if box.phase in phases), limits), waiting))
+
+    seconds = step.end - step.start
+    computing, data, exposed = time_in(*COMPUTING), time_in("data"), time_in("communication")
+    other = seconds - computing - data - exposed - duration(waiting)
+    if on_gpu:
+        return Parts(step.rank, step.number, seconds, computing, data, exposed or None, None, other, None)
+    network = spans_of(box for box in own if box.row == "network")
+    communication = spans_of(box for box in process if box.phase == "communication")
+    hidden = duration(without(merged(within(network, limits)), [*communication, *waiting]))
+    return Parts(step.rank, step.number, seconds, computing, data, exposed, duration(waiting), other, hidden)
 
 
 def mean(rows: list[Parts]) -> dict[str, float | None]:

@@ -114,7 +114,7 @@ def _letter(axes: "Axes", box: Box, height: float) -> None:
 def _limits(timeline: Timeline) -> tuple[float, float]:
     """Return the times at which the picture begins and ends, in seconds."""
     ends = [step.end for step in timeline.steps] + [box.end for box in timeline.boxes]
-    return min([step.start for step in timeline.steps], default=0.0), max(ends, default=1.0)
+    return min(step.start for step in timeline.steps), max(ends)
 
 
 def _shown_ms(axes: "Axes") -> float:

@@ -49,14 +49,6 @@ MICRO_BATCH = re.compile(r"(Forward|Backward) (\d+)|PP:\d+(F|B)(\d+)")
 
 
 @dataclass(frozen=True)
-class Mark:
-    """An event named MARK took place between these two times of time.perf_counter()."""
-
-    before: float
-    after: float
-
-
-@dataclass(frozen=True)
 class Profile:
     """The events that the profiler has seen, in seconds of time.perf_counter(), give or take `error`.
 
@@ -69,8 +61,11 @@ class Profile:
     error: float
 
 
-def read_profile(path: Path, marks: Sequence[Mark]) -> Profile:
-    """Return what is in a trace of torch.profiler. marks: in order, as many before the steps as after them."""
+def read_profile(path: Path, marks: Sequence[Span]) -> Profile:
+    """Return what is in a trace of torch.profiler.
+
+    marks: during each, by time.perf_counter(), an event named MARK took place; as many before the steps as after them.
+    """
     events = [e for e in json.loads(path.read_text())["traceEvents"] if e.get("ph") == "X" and "ts" in e]
     events.sort(key=lambda event: event["ts"])
     clock, error = _clock([event for event in events if event["name"] == MARK], marks)
@@ -83,15 +78,15 @@ def read_profile(path: Path, marks: Sequence[Mark]) -> Profile:
     return Profile(busy, _messages(events, span), micro_batches, error)
 
 
-def _clock(mark_events: Sequence[dict], marks: Sequence[Mark]) -> tuple[Callable[[float], float], float]:
+def _clock(mark_events: Sequence[dict], marks: Sequence[Span]) -> tuple[Callable[[float], float], float]:
     """Return how to convert the profiler's microseconds, and the largest error of that."""
     half = len(marks) // 2
     points, errors = [], []
     for part in (slice(0, half), slice(half, 2 * half)):
         # The event was inside the mark: that gives the latest and the earliest possible difference of the clocks.
         bounds = [
-            (mark.after - (event["ts"] + event["dur"]) / 1e6, mark.before - event["ts"] / 1e6, event["ts"])
-            for event, mark in zip(mark_events[part], marks[part], strict=True)
+            (after - (event["ts"] + event["dur"]) / 1e6, before - event["ts"] / 1e6, event["ts"])
+            for event, (before, after) in zip(mark_events[part], marks[part], strict=True)
         ]
         latest, earliest, at = min(bounds, key=lambda bound: bound[0] - bound[1])
         points.append((at, (latest + earliest) / 2))

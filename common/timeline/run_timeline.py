@@ -6,21 +6,22 @@ timeline.json    for https://ui.perfetto.dev
 """
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 
 from common.config import RunConfig
 from common.paths import shown
-from common.timeline.boxes import Box, Step, Timeline, Wait
-from common.timeline.capture import Capture, PartitionBox, RankLog, collector_off
+from common.timeline.boxes import Box, Timeline, Wait
+from common.timeline.capture import Capture, RankLog
 from common.timeline.clocks import Clock, Reading, read_clocks
 from common.timeline.page import write_page
 from common.timeline.parts import parts, table
 from common.timeline.picture import draw
-from common.timeline.spans import Span, merged, within, without
+from common.timeline.spans import Span, merged, spans_of, within, without
 from common.timeline.trace import write_trace
 from common.timeline.waiting import Message, by_key, delivered, keys, spreads, waits
 from common.workers.process_group import Worker
@@ -67,10 +68,9 @@ class RunTimeline:
             if self._worker.is_first:
                 print("no timeline: this run had no training step")
             return
-        with collector_off():
-            write_trace(self._timeline, folder / "timeline.json")
-            write_page(self._timeline, folder / "timeline.html")
-            draw(self._timeline, folder / "timeline.png")
+        write_trace(self._timeline, folder / "timeline.json")
+        write_page(self._timeline, folder / "timeline.html")
+        draw(self._timeline, folder / "timeline.png")
         print(table(self._timeline))
         print(f"timeline: {shown(folder)}/timeline.png, timeline.html (a browser), timeline.json (ui.perfetto.dev)")
 
@@ -89,36 +89,31 @@ def gather(log: RankLog) -> list[RankLog]:
 
 def assemble(title: str, run: str, everyone: Sequence[RankLog], clocks: Sequence[Clock]) -> Timeline:
     """Return the timeline of all ranks. clocks: one for each rank."""
-    moved = [shifted(log, clock.to_first_rank) for log, clock in zip(everyone, clocks, strict=True)]
-    zero = min(start for log in moved for _, (start, _) in log.steps)
-    moved = [shifted(log, lambda seconds: seconds - zero) for log in moved]
-    errors = sorted(log.error + clock.error for log, clock in zip(everyone, clocks, strict=True))
+    pairs = list(zip(everyone, clocks, strict=True))
+    zero = min(clock.to_first_rank(step.start) for log, clock in pairs for step in log.steps)
+    moved = [shifted(log, clock, zero) for log, clock in pairs]
     if moved[0].partitions:
         return timeline_of_threads(title, run, moved[0])
     calls = by_key([log.messages for log in moved])
-    steps = [Step(log.rank, number, *span) for log in moved for number, span in log.steps]
+    steps = [step for log in moved for step in log.steps]
     boxes = [box for log in moved for box in [*process_boxes(log), *network_boxes(log, calls)]]
+    errors = sorted(log.error + clock.error for log, clock in pairs)
     error = sum(errors[-2:]) if len(moved) > 1 else 0.0
     on_gpu = any(log.on_gpu for log in moved)
     notes = (ON_GPU,) if on_gpu else ()
     return Timeline(title, len(moved), tuple(steps), tuple(boxes), error, notes=notes, run=run, on_gpu=on_gpu)
 
 
-def shifted(log: RankLog, to: Callable[[float], float]) -> RankLog:
-    """Return the same with every time converted by `to`."""
+def shifted(log: RankLog, clock: Clock, zero: float) -> RankLog:
+    """Return the same with every time on rank 0's clock, counted from `zero`."""
 
     def moved(part):
-        return replace(part, start=to(part.start), end=to(part.end))
+        start, end = (clock.to_first_rank(seconds) - zero for seconds in (part.start, part.end))
+        return replace(part, start=start, end=end)
 
-    def spans(pairs: list) -> list:
-        return [(name, (to(start), to(end))) for name, (start, end) in pairs]
-
-    return RankLog(
-        log.rank, spans(log.steps), spans(log.phases), spans(log.micro_batches),
-        [moved(box) for box in log.partitions], [moved(message) for message in log.messages],
-        [moved(part) for part in log.blocked], [(to(start), to(end)) for start, end in log.own_code],
-        log.error, log.on_gpu,
-    )  # fmt: skip
+    lists = {name: value for name, value in vars(log).items() if isinstance(value, list)}
+    parts_of_log: dict[str, Any] = {name: [moved(part) for part in value] for name, value in lists.items()}
+    return replace(log, **parts_of_log)
 
 
 def process_boxes(log: RankLog) -> list[Box]:
@@ -126,30 +121,33 @@ def process_boxes(log: RankLog) -> list[Box]:
 
     The phase communication is cut where the process ran its own code: that is averaging.
     """
-    blocked = merged((part.start, part.end) for part in log.blocked)
-    of_pipeline = [span for _, span in log.micro_batches]
-    boxes = []
-    for name, span in log.phases:
-        holes = log.own_code if name == "communication" else [*blocked, *of_pipeline]
-        boxes += [(name, rest) for rest in without([span], holes)]
-    for name, span in [*log.micro_batches, *(("pipeline", span) for span in _between_micro_batches(log))]:
-        boxes += [(name, rest) for rest in without([span], blocked)]
-    in_phase = [span for name, span in log.phases if name == "communication"]
-    boxes += [("communication", span) for span in without(blocked, in_phase)]
-    boxes += [("averaging", span) for span in log.own_code]
-    return [Box(log.rank, "process", name, *span) for name, span in sorted(boxes, key=lambda box: box[1])]
+    blocked = merged(spans_of(log.blocked))
+    of_pipeline = spans_of(log.micro_batches)
+    boxes = list(log.averaging)
+    for box in log.phases:
+        boxes += cut(box, spans_of(log.averaging) if box.name == "communication" else [*blocked, *of_pipeline])
+    for box in [*log.micro_batches, *_between_micro_batches(log)]:
+        boxes += cut(box, blocked)
+    in_phase = spans_of(box for box in log.phases if box.name == "communication")
+    boxes += [Box(log.rank, "process", "communication", *span) for span in without(blocked, in_phase)]
+    return sorted(boxes, key=lambda box: (box.start, box.end))
 
 
-def _between_micro_batches(log: RankLog) -> list[Span]:
+def cut(box: Box, holes: list[Span]) -> list[Box]:
+    """Return what is left of a box without the time in `holes`."""
+    return [replace(box, start=start, end=end) for start, end in without([(box.start, box.end)], holes)]
+
+
+def _between_micro_batches(log: RankLog) -> list[Box]:
     """Return what a pipeline does in a step outside of its micro-batches, and outside of all phases."""
-    spans = []
-    for _, limits in log.steps:
-        inside = within([span for _, span in log.micro_batches], limits)
+    boxes = []
+    for limits in spans_of(log.steps):
+        inside = within(spans_of(log.micro_batches), limits)
         if inside:
-            after = [span[0] for name, span in log.phases if name == "optimizer" and limits[0] <= span[0] < limits[1]]
+            after = [box.start for box in log.phases if box.name == "optimizer" and limits[0] <= box.start < limits[1]]
             whole = (min(start for start, _ in inside), min(after, default=max(end for _, end in inside)))
-            spans += without([whole], [*inside, *(span for _, span in log.phases)])
-    return spans
+            boxes += cut(Box(log.rank, "process", "pipeline", *whole), [*inside, *spans_of(log.phases)])
+    return boxes
 
 
 def network_boxes(log: RankLog, calls: dict[tuple, dict[int, Message]]) -> list[Box]:
@@ -177,32 +175,30 @@ CALLER = 0  # its row; partition j has row j + 1
 
 def timeline_of_threads(title: str, run: str, log: RankLog) -> Timeline:
     """Return the timeline of one process and its partitions."""
-    count = 1 + max(box.partition for box in log.partitions)
-    boxes = [box for phase in log.phases for box in _caller_boxes(phase, log.partitions)]
-    for partition in range(count):
-        of_partition = [box for box in log.partitions if box.partition == partition]
-        for _, limits in log.steps:
-            boxes += _partition_boxes(partition, count, of_partition, limits)
+    count = max(box.rank for box in log.partitions)
+    boxes = [part for phase in log.phases for part in _caller_boxes(phase, log.partitions)]
+    for row in range(1, count + 1):
+        of_partition = [box for box in log.partitions if box.rank == row]
+        for limits in spans_of(log.steps):
+            boxes += _partition_boxes(count, of_partition, limits)
     labels = ("caller", *(f"part. {partition}" for partition in range(count)))
-    steps = [Step(row, number, *span) for row in range(count + 1) for number, span in log.steps]
+    steps = [replace(step, rank=row) for row in range(count + 1) for step in log.steps]
     return Timeline(title, count + 1, tuple(steps), tuple(boxes), labels=labels, run=run)
 
 
-def _caller_boxes(phase: tuple[str, Span], partitions: list[PartitionBox]) -> list[Box]:
+def _caller_boxes(phase: Box, partitions: list[Box]) -> list[Box]:
     """The caller's boxes in one phase: it waits from the first task of a worker until the last one has ended."""
-    name, span = phase
-    inside = [box for box in partitions if span[0] <= box.start and box.end <= span[1]]
+    inside = [box for box in partitions if phase.start <= box.start and box.end <= phase.end]
     if not inside:
-        return [Box(CALLER, "process", name, *span)]
+        return [phase]
     last = max(inside, key=lambda box: box.end)
     pipe = (min(box.start for box in inside), last.end)
-    before, *after = without([span], [pipe]) or [(span[1], span[1])]
-    waits = (Wait(*pipe, 1 + last.partition),)
-    return [Box(CALLER, "process", name, *before, waits=waits), *(Box(CALLER, "process", name, *s) for s in after)]
+    before, *after = cut(phase, [pipe]) or [replace(phase, start=phase.end)]
+    return [replace(before, waits=(Wait(*pipe, last.rank),)), *after]
 
 
-def _partition_boxes(partition: int, count: int, boxes: list[PartitionBox], limits: Span) -> list[Box]:
-    """Return the boxes of one partition in one step.
+def _partition_boxes(count: int, boxes: list[Box], limits: Span) -> list[Box]:
+    """Return the boxes of one of `count` partitions in one step.
 
     Before each box, the partition waits for its input, from another partition or from the caller.
     """
@@ -210,11 +206,10 @@ def _partition_boxes(partition: int, count: int, boxes: list[PartitionBox], limi
     idle_from = limits[0]
     own = sorted((box for box in boxes if limits[0] <= box.start < limits[1]), key=lambda box: box.start)
     for box in own:
-        source = partition - 1 if box.name.startswith("forward") else partition + 1
-        row = CALLER if source in (-1, count) else 1 + source
-        waits = [Wait(idle_from, box.start, row)]
+        source = box.rank - 1 if box.phase == "forward" else box.rank + 1
+        waits = [Wait(idle_from, box.start, source if source <= count else CALLER)]
         if box is own[-1]:
             waits.append(Wait(box.end, limits[1], CALLER))
-        with_waits.append(Box(1 + partition, "process", box.name, box.start, box.end, waits=tuple(waits)))
+        with_waits.append(replace(box, waits=tuple(waits)))
         idle_from = box.end
     return with_waits

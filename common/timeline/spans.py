@@ -1,8 +1,14 @@
 """Stretches of time as (start, end) pairs: merging, subtracting and measuring them."""
 
 from collections.abc import Iterable
+from typing import Any
 
 Span = tuple[float, float]
+
+
+def spans_of(parts: Iterable[Any]) -> list[Span]:
+    """Return the spans of boxes, messages and all else that has a `start` and an `end`."""
+    return [(part.start, part.end) for part in parts]
 
 
 def merged(spans: Iterable[Span]) -> list[Span]:

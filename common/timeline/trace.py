@@ -5,6 +5,7 @@ title, is under "timeline", so that `read_trace` returns what `write_trace` was 
 """
 
 import json
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,13 @@ from common.errors import InputError, reading
 from common.paths import atomic_write
 from common.timeline.boxes import Box, Step, Timeline, Wait, lanes
 
-VERSION = 1
-ABOUT = ("title", "world_size", "clock_error", "predicted", "notes", "labels", "run")
+ABOUT = [field.name for field in fields(Timeline) if field.name not in ("steps", "boxes")]
 ADVICE = "rerun with --timeline to regenerate it"
 
 
 def write_trace(timeline: Timeline, path: str | Path) -> None:
     """Write a timeline to `path`."""
-    about = {"version": VERSION, "on_gpu": timeline.on_gpu, **{name: getattr(timeline, name) for name in ABOUT}}
+    about = {name: getattr(timeline, name) for name in ABOUT}
     events = [event for rank in range(timeline.world_size) for event in _events_of(timeline, rank)]
     with atomic_write(path) as file:
         json.dump({"timeline": about, "displayTimeUnit": "ms", "traceEvents": events}, file)
@@ -34,16 +34,11 @@ def read_trace(path: str | Path) -> Timeline:
     except ValueError:
         raise InputError(f"{path}: expected a whole trace, but it is cut off or damaged; {ADVICE}") from None
     about = content.get("timeline") if isinstance(content, dict) else None
-    if not isinstance(about, dict) or "version" not in about:
+    if not isinstance(about, dict):
         raise InputError(f"{path}: expected a timeline, got another file; {ADVICE}")
-    if about["version"] != VERSION:
-        raise InputError(f"{path}: expected version {VERSION} of the format, got {about['version']}; {ADVICE}")
     try:
-        _check_ranks(path, about, content["traceEvents"])
         return _timeline(about, content["traceEvents"])
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        if isinstance(error, InputError):
-            raise
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(
             f"{path}: expected a timeline, but an entry is missing or wrong ({error!r}); {ADVICE}"
         ) from None
@@ -54,8 +49,7 @@ def _events_of(timeline: Timeline, rank: int) -> list[dict]:
     own = [box for box in timeline.boxes if box.rank == rank]
     rows = [[box for box in own if box.row == "process"], *lanes([box for box in own if box.row == "network"])]
     names = ["process", "network", *(f"network {lane}" for lane in range(2, len(rows)))]
-    label = {"name": timeline.label(rank), "run": timeline.run}
-    events = [{"ph": "M", "name": "process_name", "pid": rank, "args": label}]
+    events = [{"ph": "M", "name": "process_name", "pid": rank, "args": {"name": timeline.label(rank)}}]
     events += [
         {"ph": "M", "name": "thread_name", "pid": rank, "tid": row, "args": {"name": name}}
         for row, name in enumerate(names)
@@ -86,31 +80,19 @@ def _us(seconds: float) -> float:
     return round(seconds * 1e6, 3)
 
 
-def _check_ranks(path: str | Path, about: dict, events: list[dict]) -> None:
-    """Raise InputError if a rank is missing, or is of another run."""
-    runs = {event["pid"]: event["args"]["run"] for event in events if event["name"] == "process_name"}
-    ranks = {event["pid"] for event in events if event.get("cat") == "step"} & set(runs)
-    missing = sorted(set(range(about["world_size"])) - ranks)
-    if missing:
-        raise InputError(f"{path}: rank {missing[0]} of {about['world_size']} is missing; {ADVICE}")
-    other = sorted(rank for rank, run in runs.items() if run != about["run"])
-    if other:
-        raise InputError(f"{path}: rank {other[0]} belongs to another run than rank 0; {ADVICE}")
-
-
 def _timeline(about: dict, events: list[dict]) -> Timeline:
     steps, boxes = [], []
     for event in events:
         if event["ph"] != "X":
             continue
         rank, begin, end = event["pid"], event["ts"] / 1e6, (event["ts"] + event["dur"]) / 1e6
-        arguments: dict[str, Any] = event["args"]
+        arguments = event["args"]
         if event["cat"] == "step":
             steps.append(Step(rank, arguments["number"], begin, end))
         elif event["cat"] in ("process", "network"):
             waits = tuple(Wait(first / 1e6, last / 1e6, waited) for first, last, waited in arguments["waits"])
             boxes.append(Box(rank, event["cat"], event["name"], begin, end, arguments["bytes"], waits))
-    kept: dict[str, Any] = {
+    values: dict[str, Any] = {
         name: tuple(about[name]) if isinstance(about[name], list) else about[name] for name in ABOUT
     }
-    return Timeline(steps=tuple(steps), boxes=tuple(boxes), on_gpu=about.get("on_gpu", False), **kept)
+    return Timeline(steps=tuple(steps), boxes=tuple(boxes), **values)

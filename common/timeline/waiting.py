@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from common.timeline.boxes import Wait
-from common.timeline.spans import Span, merged, within, without
+from common.timeline.spans import Span, merged, spans_of, within, without
 
 # A process may continue before gloo's thread has noted the end of the message: usually by less than SLACK seconds, on a
 # busy machine by up to MOST_SLACK. A delay is at most this SHARE of the time in which the process did nothing.
@@ -68,7 +68,7 @@ def own_code(phases: Sequence[Span], busy: Sequence[Span], held: Sequence[Blocke
     It did where no message blocked it and torch computed, or where nothing blocked it for a long time. In a short time
     without a message, it waits for a core or calls the next collective; that belongs to the communication.
     """
-    free = without(phases, [(part.start, part.end) for part in held])
+    free = without(phases, spans_of(held))
     long = [span for span in free if span[1] - span[0] >= LONG]
     torch = [part for span in free for part in within(merged(busy), span) if part[1] - part[0] >= PYTHON]
     return merged([*long, *torch])

@@ -1,9 +1,17 @@
-"""Records of runs as the task scripts write them, made up in an instant: for the tests of submit.py."""
+"""Records of runs as the task scripts write them, made up in an instant, and the report: for the tests of submit.py."""
 
 import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from course.table import load_course
+from handin.report_pictures import Pictures
+from handin.sections import Findings
+from handin.student import make_student
+from handin.write_report import write_markdown
+
+COURSE = load_course()
+ADA = make_student("ab1234", "First Last")
 PHASES = ("data", "forward", "backward", "communication", "optimizer")
 COLLECTIVES = {
     "task1_single": [],
@@ -14,12 +22,13 @@ COLLECTIVES = {
 
 
 def make_record(
-    task: str, rank: int = 0, world_size: int = 1, *, seconds: float = 0.1, steps: int = 40, per_epoch: int = 13,
-    losses: Sequence[float] = (), accuracies: Sequence[float] = (0.5, 0.6, 0.7), **config: object,
+    task: str, rank: int = 0, world_size: int = 1, *, seconds: float | Sequence[float] = 0.1, steps: int = 40,
+    per_epoch: int = 13, losses: Sequence[float] = (), accuracies: Sequence[float] = (0.5, 0.6, 0.7), **config: object,
 ) -> dict:  # fmt: skip
-    """One rank's record. Times alternate by 1 % around `seconds`; the batch of all workers is 64."""
+    """One rank's record. Times alternate by 1 % around `seconds`, if it is one; the batch of all workers is 64."""
     losses = losses or [0.7 - 0.001 * i for i in range(steps)]
-    times = [5 * seconds] + [seconds * (1.01 if i % 2 else 0.99) for i in range(1, steps)]
+    if isinstance(seconds, float):
+        seconds = [5 * seconds] + [seconds * (1.01 if i % 2 else 0.99) for i in range(1, steps)]
     return {
         "task": task,
         "rank": rank,
@@ -37,7 +46,7 @@ def make_record(
         "steps_per_epoch": per_epoch,
         "iterations": [
             {"loss": loss, "seconds": time, "phases": dict.fromkeys(PHASES)}
-            for loss, time in zip(losses, times, strict=True)
+            for loss, time in zip(losses, seconds, strict=True)
         ],
         "evaluations": [
             {"epoch": epoch, "metrics": {"acc": value}} for epoch, value in enumerate(accuracies, 1) if rank == 0
@@ -45,7 +54,7 @@ def make_record(
         "collectives": [
             {"name": name, "count": 41 * steps, "bytes": 875016 * steps} for name in COLLECTIVES.get(task, [])
         ],
-        "seconds_per_iteration": seconds,
+        "seconds_per_iteration": sum(seconds[1:]) / max(1, steps - 1),
     }  # fmt: skip
 
 
@@ -75,3 +84,14 @@ def change(path: Path, **changes: object) -> None:
     for key, value in changes.items():
         record[key] = {**record.get(key, {}), **value} if isinstance(value, dict) else value
     path.write_text(json.dumps(record))
+
+
+def read_report(tree: Path, words: dict[str, str] | None = None) -> tuple[str, Findings]:
+    """The report's text and findings, with nothing drawn, which takes a second."""
+    findings = Findings()
+    text = write_markdown(tree, COURSE, ADA, tree / "runs", words or {}, findings, Pictures(tree / "report/figures"))
+    return text, findings
+
+
+def section(text: str, head: str) -> str:
+    return text.partition(f"\n## {head}\n")[2].partition("\n## ")[0]

@@ -39,7 +39,7 @@ def test_the_peak_is_what_was_alive_at_a_time_not_what_is_left():
 
 def test_a_thread_sees_a_peak_that_nobody_asks_for():
     memory = PeakMemory(CPU)
-    memory.start(period=0.0005)
+    memory.start()
     at_start = memory.bytes
     assert at_start is not None
 

@@ -33,51 +33,67 @@ def begin(tmp_path, monkeypatch):
     return begin_in
 
 
-def finish(folder, task=TASK, world_size=1, **options):
-    """The rest of a run: every rank writes its files."""
-    write_run(folder, task, world_size, **options)
-    for rank in range(world_size):
-        settle(folder, rank, world_size)
-
-
-def names(tmp_path):
-    return [run.name for run in find_runs(tmp_path, tmp_path / "runs")[0]]
+def run(begin, folder, steps, workers=1, ranks=None, task=TASK, **options):
+    """A run from its beginning, of which these ranks (all) end and write their records."""
+    begin(folder)
+    write_run(folder, task, workers, steps=steps, **options)
+    ranks = range(workers) if ranks is None else ranks
+    for rank in set(range(workers)) - set(ranks):
+        (folder / f"rank{rank}.json").unlink()
+    for rank in ranks:
+        settle(folder, rank, workers)
 
 
 def length(folder):
-    return len(json.loads((folder / "rank0.json").read_text())["iterations"])
+    record = folder / "rank0.json"
+    return len(json.loads(record.read_text())["iterations"]) if record.exists() else None
 
 
-def test_the_longest_earlier_run_is_kept(tmp_path, begin, capsys):
+@pytest.mark.parametrize(
+    "folder, runs, newest, earlier, kept",
+    [
+        (f"runs/{TASK}", [(40, 4), (3, 1), (50, 1), (10, 1)], 10, None, 50),  # the longest
+        (f"runs/{TASK}", [(9, 1), (5, 1, ()), (6, 1, ())], None, 9, None),  # two that crash
+        (f"runs/{TASK}", [(9, 2), (30, 2, (0,)), (30, 2, (0,))], 30, 9, 30),  # rank 1 dies at the end
+        (f"runs/{TASK}", [(5, 2), (3, 2), (30, 2, (0,)), (7, 1, ())], None, 3, 5),
+        (f"runs/{TASK}", [(40, 4, (0,)), (50, 4, (0,)), (51, 4, (0,))], 51, 50, 40),  # the other ranks are elsewhere
+        ("mine", [(5, 1), (7, 1, ())], None, 5, None),  # outside of runs/, only a complete run replaces one
+        ("mine", [(5, 1), (3, 1)], 3, None, None),
+    ],
+)
+def test_no_complete_run_is_lost_to_one_that_is_not_or_to_a_quick_try(
+    tmp_path, begin, folder, runs, newest, earlier, kept
+):
+    folder = tmp_path / folder
+    for steps, *more in runs:
+        run(begin, folder, steps, *more)
+
+    assert (length(folder), length(folder / "earlier")) == (newest, earlier)
+    assert length(folder.with_name(f"{folder.name}.kept")) == kept
+
+
+def test_the_run_that_is_kept_is_whole_and_the_report_uses_it_where_the_newest_is_too_short(tmp_path, begin, capsys):
     folder, kept = tmp_path / "runs" / TASK, tmp_path / "runs" / f"{TASK}.kept"
     for steps, workers in ((40, 4), (3, 1), (50, 1), (10, 1)):
-        begin(folder)
-        finish(folder, steps=steps, world_size=workers)
+        run(begin, folder, steps, workers)
     assert sorted(file.name for file in kept.glob("rank*")) == ["rank0.json"]  # and no file of another run
-
-    assert (length(kept), length(folder)) == (50, 10)
-    assert not (folder / "earlier").exists()
     assert capsys.readouterr().out.count("is kept in") == 2
     (folder / "rank0.json").write_text("{")  # what is damaged is not kept
     begin(folder)
     assert not (folder / "earlier").exists() and length(kept) == 50
-    # The report uses it where the newest run is too short.
-    begin(folder)
-    finish(folder, steps=2)
+    run(begin, folder, 2)
     assert choose(find_runs(tmp_path, tmp_path / "runs")[0]).one.name == f"runs/{TASK}.kept"
 
 
-def test_a_run_that_crashes_takes_no_record_away_however_often(tmp_path, begin):
+def test_after_a_crash_the_report_uses_the_run_before_it(tmp_path, begin):
     folder = tmp_path / "runs/pipeline"
     for mode in ("model_parallel", "pipeline_parallel"):  # both of the same length
-        begin(folder)
-        finish(folder, "pipeline", model_parallel_mode=mode, n_chunk=4, **PIPELINE)
-
-    for _ in range(3):
-        begin(folder)
-        (folder / "trace.json").write_text("of a run that crashes now")
+        run(begin, folder, 40, task="pipeline", model_parallel_mode=mode, n_chunk=4, **PIPELINE)
+    begin(folder)
+    (folder / "trace.json").write_text("of a run that crashes now")
 
     usable, unusable = find_runs(tmp_path, tmp_path / "runs")
+
     assert {run.name: run.first["config"]["model_parallel_mode"] for run in usable} == {
         "runs/pipeline/earlier": "pipeline_parallel",
         "runs/pipeline.kept": "model_parallel",
@@ -86,61 +102,6 @@ def test_a_run_that_crashes_takes_no_record_away_however_often(tmp_path, begin):
         "runs/pipeline: no record in it (the run was interrupted or is still running); "
         "the report uses the run before it, runs/pipeline/earlier"
     ]
-
-
-def test_a_rank_that_dies_at_the_end_leaves_the_complete_earlier_run(tmp_path, begin):
-    folder = tmp_path / "runs" / TASK
-    finish(folder, world_size=2, steps=9)
-
-    for _ in range(2):
-        begin(folder)
-        write_run(folder, TASK, 2, steps=30)
-        (folder / "rank1.json").unlink()
-        settle(folder, 0, 2)
-
-    assert length(folder / "earlier") == 9
-    assert f"runs/{TASK}/earlier" in names(tmp_path)
-
-
-def test_a_complete_run_is_not_given_up_for_a_longer_one_with_missing_ranks(tmp_path, begin):
-    folder = tmp_path / "runs" / TASK
-    finish(folder, world_size=2, steps=5)
-    begin(folder)
-    finish(folder, world_size=2, steps=3)
-    assert length(folder.with_name(f"{TASK}.kept")) == 5
-
-    begin(folder)
-    write_run(folder, TASK, 2, steps=30)
-    (folder / "rank1.json").unlink()
-    begin(folder)
-
-    assert length(folder.with_name(f"{TASK}.kept")) == 5
-    assert length(folder / "earlier") == 3
-
-
-def test_where_each_machine_has_its_own_folder_the_newest_record_counts(tmp_path, begin):
-    folder = tmp_path / "runs" / TASK
-    for steps in (40, 50, 50):
-        begin(folder)
-        write_run(folder, TASK, 4, steps=steps)
-        for rank in (1, 2, 3):
-            (folder / f"rank{rank}.json").unlink()
-        settle(folder, 0, 4)
-
-    assert length(folder / "earlier") == 50  # the next run, or the copies of the other ranks, decide
-    assert names(tmp_path) == [f"runs/{TASK}", f"runs/{TASK}.kept"]
-
-
-def test_a_run_outside_of_runs_is_replaced_only_by_a_complete_one(tmp_path, begin):
-    folder = tmp_path / "mine"
-    write_run(folder, TASK, 1, steps=5)
-
-    begin(folder)
-    assert length(folder / "earlier") == 5
-
-    finish(folder, steps=3)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine"]
-    assert not (folder / "earlier").exists()
 
 
 def test_the_run_that_writes_its_record_settles(tmp_path, begin):

@@ -33,10 +33,19 @@ def solve(text, *lines, placeholder=PLACEHOLDER, indent=8):
     return text.replace(placeholder, f"\n{' ' * indent}".join(lines))
 
 
+SOLVED = solve(SCRIPT, "total = 0", "total += math.floor(value)")
+OWN = solve(SCRIPT, "total = sum(values)")
+TWICE = SCRIPT + "\n\n" + SCRIPT.partition("\n\n\n")[2].replace("1.3", "1.4")
+
+
+def without_end(text):
+    return text.replace("        # END TODO 1.2\n", "")
+
+
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     """A handout with task 1 solved and task 2a as it was given."""
-    write(tmp_path, HOME, solve(SCRIPT, "total = 0", "total += math.floor(value)"))
+    write(tmp_path, HOME, SOLVED)
     write(tmp_path, LATER, SCRIPT)
     return tmp_path
 
@@ -55,7 +64,7 @@ def test_solved_lines_are_carried_once_into_the_named_task_and_the_rest_of_the_f
     write(tree, "task3_ddp/run_glue.py", SCRIPT)
     lines = list(carry(tree, COURSE, ["2a"]))
 
-    assert read(tree) == solve(SCRIPT, "total = 0", "total += math.floor(value)")
+    assert read(tree) == SOLVED
     assert read(tree, "task3_ddp/run_glue.py") == SCRIPT
     assert lines == [
         f"1.2 -> {LATER}: carried 2 lines from {HOME}",
@@ -66,19 +75,28 @@ def test_solved_lines_are_carried_once_into_the_named_task_and_the_rest_of_the_f
     assert [path.name for path in (tree / LATER).parent.iterdir()] == ["run_glue.py"]  # and no copy of placeholders
 
 
-def test_lines_written_in_the_later_file_are_kept(tree):
-    own = solve(SCRIPT, "total = sum(values)")
-    write(tree, LATER, own)
+@pytest.mark.parametrize(
+    "home, later, message",
+    [
+        (SOLVED, OWN, f"1.2 -> {LATER}: kept what you wrote at line 8"),
+        (solve(SCRIPT, "total = = 1"), SCRIPT, "are not valid Python yet"),
+        (SOLVED, TWICE, f"1.2 part 1 -> {LATER}: not carried, {HOME} has 1 part of this TODO, this file has 2"),
+        (SOLVED, without_end(SCRIPT), f"{LATER}:8: TODO 1.2 has no line '# END TODO 1.2' below"),
+        (without_end(SOLVED), SCRIPT, f"{HOME}:8: TODO 1.2 has no line '# END TODO 1.2' below"),
+    ],
+)
+def test_a_later_file_stays_as_it_is_where_lines_cannot_be_carried(tree, home, later, message):
+    write(tree, HOME, home)
+    write(tree, LATER, later)
 
-    lines = list(carry(tree, COURSE))
+    lines = list(carry(tree, COURSE, ["task2a"]))
 
-    assert read(tree) == own
-    assert lines[0].startswith(f"1.2 -> {LATER}: kept what you wrote at line 8")
+    assert read(tree) == later
+    assert message in lines[0]
 
 
 def test_force_replaces_them_shows_the_difference_and_keeps_a_copy(tree):
-    own = solve(SCRIPT, "total = sum(values)")
-    write(tree, LATER, own)
+    write(tree, LATER, OWN)
     write(tree, f"{LATER}.orig", "an older copy")
 
     output = "\n".join(carry(tree, COURSE, force=True))
@@ -86,7 +104,7 @@ def test_force_replaces_them_shows_the_difference_and_keeps_a_copy(tree):
     assert "total += math.floor(value)" in read(tree)
     assert "-total = sum(values)" in output
     assert "run_glue.py.orig2" in output
-    assert read(tree, f"{LATER}.orig2") == own
+    assert read(tree, f"{LATER}.orig2") == OWN
     assert read(tree, f"{LATER}.orig") == "an older copy"
 
 
@@ -103,15 +121,6 @@ def test_lines_get_the_indent_of_the_place_they_go_to_but_not_inside_strings(tre
     assert '            text = """\nkept\n"""\n' in read(tree)
 
 
-def test_lines_that_are_no_python_yet_are_not_carried(tree):
-    write(tree, HOME, solve(SCRIPT, "total = = 1"))
-
-    lines = list(carry(tree, COURSE))
-
-    assert read(tree) == SCRIPT
-    assert "not valid Python yet" in lines[0]
-
-
 def test_a_name_that_only_the_home_file_has_is_said(tree):
     home = solve(SCRIPT, "total = statistics.fmean(values)").replace("import math", "import math\nimport statistics")
     write(tree, HOME, home)
@@ -121,33 +130,13 @@ def test_a_name_that_only_the_home_file_has_is_said(tree):
     assert "they use statistics, which this file does not have" in lines[0]
 
 
-@pytest.mark.parametrize("broken", [HOME, LATER])
-def test_a_file_without_its_end_todo_line_is_named_and_left_alone(tree, broken):
-    write(tree, broken, read(tree, broken).replace("        # END TODO 1.2\n", ""))
-    before = read(tree)
-
-    output = "\n".join(carry(tree, COURSE, ["task2a"]))
-
-    assert read(tree) == before
-    assert f"{broken}:8: TODO 1.2 has no line '# END TODO 1.2' below" in output
-
-
-def test_another_number_of_parts_is_not_guessed_at(tree):
-    write(tree, LATER, SCRIPT + "\n\n" + SCRIPT.partition("\n\n\n")[2].replace("1.3", "1.4"))
-
-    lines = list(carry(tree, COURSE))
-
-    assert "math.floor" not in read(tree)
-    assert lines[0] == f"1.2 part 1 -> {LATER}: not carried, {HOME} has 1 part of this TODO, this file has 2"
-
-
 def test_line_ends_and_mode_of_the_later_file_stay(tree):
     write(tree, LATER, SCRIPT.replace("\n", "\r\n"))
     (tree / LATER).chmod(0o755)
 
     list(carry(tree, COURSE))
 
-    assert read(tree) == solve(SCRIPT, "total = 0", "total += math.floor(value)").replace("\n", "\r\n")
+    assert read(tree) == SOLVED.replace("\n", "\r\n")
     assert stat.S_IMODE((tree / LATER).stat().st_mode) == 0o755
 
 

@@ -13,28 +13,34 @@ import pytest
 import submit
 from common.errors import InputError, exit_on_input_error
 from common.paths import ROOT
-from course.table import load_course
 from handin.pack import archive_name, collect, pack, points_table, run_graders
 from handin.sections import Findings
-from handin.student import make_student
 from handin.write_report import Report
+from tests.own.run_records import ADA, COURSE
 
-COURSE = load_course()
-ADA = make_student("ab1234", "First Last")
 CODE = sorted({region.file for region in COURSE.regions.values()})
 
 
-@pytest.fixture(scope="module")
-def tree(tmp_path_factory):
-    """A student's folder with runs, code in every home file, and a report."""
-    folder = tmp_path_factory.mktemp("student")
+@pytest.fixture
+def tree(tmp_path):
+    """A student's folder with code in every home file, and a report."""
+    folder = tmp_path / "student"
     for name in CODE:
         write(folder, name, f"# {name}\n")
-    markdown = write(folder, "report/report.md", "![times](figures/times.png)\n")
+    write(folder, "report/report.md", "![times](figures/times.png)\n")
     for name in ("times", "of_an_earlier_report"):
         write(folder, f"report/figures/{name}.png", "a picture")
-    pdf = write(folder, f"report/{ADA.stem}.pdf", "a report")
-    return folder, Report(markdown, pdf, Findings([("figure submit_figures/a.png", "command")], ["a doubt"]), None)
+    write(folder, f"report/{ADA.stem}.pdf", "a report")
+    return folder
+
+
+def report_of(tree):
+    findings = Findings([("figure submit_figures/a.png", "command")], ["a doubt"])
+    return Report(tree / "report/report.md", tree / f"report/{ADA.stem}.pdf", findings, None)
+
+
+def contents_of(tree, points=None):
+    return collect(tree, COURSE, report_of(tree), points)
 
 
 def write(folder: Path, name: str, text: str = "x = 1\n") -> Path:
@@ -45,7 +51,7 @@ def write(folder: Path, name: str, text: str = "x = 1\n") -> Path:
 
 
 def test_code_lies_in_the_folders_that_the_course_asks_for(tree):
-    files = collect(*_with_report(tree)).files
+    files = contents_of(tree).files
 
     assert files["task2a/run_glue.py"] == b"# task2a_gather_scatter/run_glue.py\n"
     assert {"task1/run_glue.py", "task2b/run_gpt2.py", "task3/run_glue.py", "task4/expected.py"} <= set(files)
@@ -53,11 +59,6 @@ def test_code_lies_in_the_folders_that_the_course_asks_for(tree):
     assert {"report.md", "ab1234_First_Last.pdf", "figures/times.png"} <= set(files)
     assert "figures/of_an_earlier_report.png" not in files
     assert archive_name("task3_ddp/run_gpt2.py", COURSE) == "task3/run_gpt2.py"
-
-
-def _with_report(tree, points=None):
-    folder, report = tree
-    return folder, COURSE, report, points
 
 
 @pytest.mark.parametrize(
@@ -71,9 +72,9 @@ def _with_report(tree, points=None):
     ],
 )
 def test_data_and_weights_are_left_out_and_named(tree, name, text, why):
-    path = write(tree[0], name, text)
-    contents = collect(*_with_report(tree))
-    path.unlink()
+    write(tree, name, text)
+
+    contents = contents_of(tree)
 
     assert archive_name(name, COURSE) not in contents.files
     assert len(contents.left_out) == 1
@@ -81,35 +82,26 @@ def test_data_and_weights_are_left_out_and_named(tree, name, text, why):
 
 
 def test_a_picture_of_the_handout_is_left_out_without_a_line_but_not_one_that_was_changed(tree):
-    folder = tree[0]
-    ours, changed = (write(folder, f"task3_ddp/{name}.png", "a picture") for name in ("timeline", "changed"))
-    files = {path.relative_to(folder).as_posix(): sha256(b"a picture").hexdigest() for path in (ours, changed)}
-    manifest = write(folder, ".handout.json", json.dumps({"format": 1, "files": files}))
-    changed.write_text("another picture")
+    names = [f"task3_ddp/{name}.png" for name in ("timeline", "changed")]
+    files = dict.fromkeys(names, sha256(b"a picture").hexdigest())
+    write(tree, ".handout.json", json.dumps({"format": 1, "files": files}))
+    for name, text in zip(names, ("a picture", "another picture"), strict=True):
+        write(tree, name, text)
 
-    contents = collect(*_with_report(tree))
-    for path in (ours, changed, manifest):
-        path.unlink()
+    contents = contents_of(tree)
 
     assert contents.left_out == ["task3_ddp/changed.png (not code)"]
     assert "task3/timeline.png" not in contents.files
 
 
-def test_a_student_is_the_same_however_blanks_and_accents_are_typed():
-    assert make_student(" ab1234 ", " First  Last") == ADA
-    assert make_student("ab1234", "Zoe\u0308 Last") == make_student("ab1234", "Zo\u00eb Last")
-
-
 def test_links_runs_caches_and_what_the_course_gives_are_not_in_it(tree, tmp_path):
     for name in ("course/table.py", "runs/x/rank0.json", "task1_single/__pycache__/run_glue.pyc", "glue_data/RTE/a.py"):
-        write(tree[0], name)
-    link, home = tree[0] / "task1_single/link.py", tree[0] / "pipeline/pipe.py"
-    link.symlink_to(write(tmp_path, "secret.py"))
-    home.rename(home.with_suffix(".bak"))
-    contents = collect(*_with_report(tree))
+        write(tree, name)
+    (tree / "task1_single/link.py").symlink_to(write(tmp_path, "secret.py"))
+    (tree / "pipeline/pipe.py").unlink()
+
+    contents = contents_of(tree)
     files = contents.files
-    home.with_suffix(".bak").rename(home)
-    link.unlink()
 
     assert "task1_single/link.py (a link)" in contents.left_out and "task1/link.py" not in files
     assert "pipeline/pipe.py is not in the archive, so its points will be lost" in contents.missing
@@ -119,16 +111,15 @@ def test_links_runs_caches_and_what_the_course_gives_are_not_in_it(tree, tmp_pat
 
 @pytest.mark.medium
 def test_packed_twice_the_archives_are_the_same_byte_for_byte(tree, tmp_path):
-    folder, _ = tree
-    for path in folder.rglob("*.py"):
+    for path in tree.rglob("*.py"):
         path.chmod(0o755)
     first, second = tmp_path / "a.zip", tmp_path / "b.zip"
 
-    lines = pack(folder, COURSE, ADA, lambda: tree[1], first, grade=False)
-    for path in folder.rglob("*.py"):
+    lines = pack(tree, COURSE, ADA, lambda: report_of(tree), first, grade=False)
+    for path in tree.rglob("*.py"):
         path.chmod(0o600)
         os.utime(path, (1, 1))
-    pack(folder, COURSE, ADA, lambda: tree[1], second, grade=False)
+    pack(tree, COURSE, ADA, lambda: report_of(tree), second, grade=False)
 
     assert "missing: figure submit_figures/a.png" in lines and "suspicious: a doubt" in lines
     assert first.read_bytes() == second.read_bytes()
@@ -141,7 +132,7 @@ def test_an_archive_that_exists_is_not_replaced(tree, tmp_path):
     archive = write(tmp_path, "a.zip", "precious")
 
     with pytest.raises(InputError, match="exists already and is not replaced"):
-        pack(tree[0], COURSE, ADA, lambda: tree[1], archive, grade=False)
+        pack(tree, COURSE, ADA, lambda: report_of(tree), archive, grade=False)
 
     assert archive.read_text() == "precious"
 
@@ -150,7 +141,7 @@ def test_points_are_in_it_without_messages_that_differ_from_run_to_run(tree):
     test = {"id": "t::a", "task": "1", "region": "1.2", "status": "passed", "points": 3, "max_points": 3}
     report = {"score": 3, "max_score": 3, "tests": [test | {"message": "drawn 0.123"}]}
 
-    points = json.loads(collect(*_with_report(tree, report)).files["points.json"])
+    points = json.loads(contents_of(tree, report).files["points.json"])
 
     assert points["score"] == 3
     assert "message" not in points["tests"][0]

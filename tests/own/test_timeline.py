@@ -1,23 +1,26 @@
 """--timeline from its parts to whole runs: clocks, who was blocked and for whom, and where the time of a step went."""
 
-import contextlib
-import gc
+import functools
 import itertools
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from cluster.emulate import bits_per_second, on_nodes, why_not
+from cluster.launch import run_silently
+from cluster.random_bert import random_bert
 from common.paths import ROOT
 from common.timeline.boxes import Box, Step, Timeline, Wait
-from common.timeline.capture import RankLog, collector_off
+from common.timeline.capture import RankLog
 from common.timeline.clocks import Clock
 from common.timeline.parts import NAMES, parts
-from common.timeline.profile_events import Mark, numbered, read_profile
+from common.timeline.profile_events import numbered, read_profile
 from common.timeline.run_timeline import network_boxes, process_boxes
-from common.timeline.spans import duration, merged, within, without
+from common.timeline.spans import duration, merged, spans_of, within, without
 from common.timeline.trace import read_trace
 from common.timeline.waiting import Blocked, Message, blocked, by_key, delivered, keys, own_code, waits
 from handin.runs import find_runs
@@ -26,8 +29,6 @@ from tests.own import workers
 from tests.own.made_timelines import after_backward, during_backward
 from tests.own.timeline_ranks import LAYERS, OWN_CODE, SIZE, SLEEP, SLOW
 from tests.own.warm import Script
-
-PARAMETERS = LAYERS * (SIZE * SIZE + SIZE)
 
 
 def test_spans_are_merged_cut_and_measured():
@@ -123,7 +124,7 @@ def test_a_call_that_a_dispatch_mode_makes_again_counts_once(tmp_path):
     marks = [event("timeline: mark", start, 1) for start in (0, 900)]
     (tmp_path / "profile.json").write_text(json.dumps({"traceEvents": [*sends, *transfers, *marks]}))
 
-    profile = read_profile(tmp_path / "profile.json", [Mark(5.0, 5.000001), Mark(5.0009, 5.000901)])
+    profile = read_profile(tmp_path / "profile.json", [(5.0, 5.000001), (5.0009, 5.000901)])
 
     assert [(m.name, m.bytes, m.other) for m in profile.messages] == [("send", 80, 1)] * 2
     times = [time for message in profile.messages for time in (message.start, message.end)]
@@ -137,7 +138,8 @@ def test_what_the_process_does_itself_in_the_phase_communication_is_averaging():
     spans = own_code(phases, busy, held)
 
     assert spans == [(1.4, 1.404), (1.7, 1.75)]  # torch; then Python or a pause
-    log = RankLog(0, phases=[("backward", (0.0, 1.0)), ("communication", (1.0, 2.0))], blocked=held, own_code=spans)
+    log = RankLog(0, blocked=held, averaging=[Box(0, "process", "averaging", *span) for span in spans])
+    log.phases = [Box(0, "process", "backward", 0.0, 1.0), Box(0, "process", "communication", 1.0, 2.0)]
     boxes = [(box.name, box.start, box.end) for box in process_boxes(log)]
     assert boxes == [
         ("backward", 0, 1), ("communication", 1, 1.4), ("averaging", 1.4, 1.404), ("communication", 1.404, 1.7),
@@ -226,8 +228,8 @@ def test_code_in_the_phase_communication_counts_as_computing_and_not_as_exposed(
         assert row.computing >= 3 * OWN_CODE
     for rank in range(4):
         of_rank = [box for box in timeline.boxes if box.rank == rank]
-        network = [(box.start, box.end) for box in of_rank if box.row == "network"]
-        averaging = [(box.start, box.end) for box in of_rank if box.name == "averaging"]
+        network = spans_of(box for box in of_rank if box.row == "network")
+        averaging = spans_of(box for box in of_rank if box.name == "averaging")
         assert duration(averaging) - duration(without(averaging, network)) < 0.01 * duration(averaging)
 
 
@@ -241,7 +243,7 @@ def test_the_parts_add_up_to_the_step_and_every_collective_is_there_with_its_byt
         record = json.loads((scenes / scene / f"rank{rank}.json").read_text())
         check_bytes(record, timeline)
         boxes = network(timeline, rank, 3)
-        assert sum(box.bytes for box in boxes) == 4 * PARAMETERS
+        assert sum(box.bytes for box in boxes) == 4 * LAYERS * (SIZE * SIZE + SIZE)
         if "bucket" in scene:
             assert len(boxes) == 1 if scene == "one_bucket" else len(boxes) > 3
         else:
@@ -285,7 +287,7 @@ def check_communication(record: dict, timeline: Timeline) -> None:
         phase = record["iterations"][row["step"]]["phases"]["communication"]
         (step,) = [one for one in timeline.steps if (one.rank, one.number) == (row["rank"], row["step"])]
         of_rank = [box for box in timeline.boxes if (box.rank, box.name) == (row["rank"], "averaging")]
-        averaging = duration(within([(box.start, box.end) for box in of_rank], (step.start, step.end)))
+        averaging = duration(within(spans_of(of_rank), (step.start, step.end)))
         assert row["exposed"] + row["waiting"] + averaging == pytest.approx(phase, rel=0.01, abs=1e-4)
 
 
@@ -311,17 +313,14 @@ EACH = [name if name in FEW else pytest.param(name, marks=pytest.mark.proof) for
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory):
     """ran(name) -> the records of all ranks, and the timeline; each script runs once, when it is first asked for."""
-    kept = {}
 
+    @functools.cache
     def run(name):
-        if name in kept:
-            return kept[name]
         script, count, flags = SCRIPTS[name]
         folder = tmp_path_factory.mktemp(name)
         words = ("--timeline", 2, "--max_steps", 6, "--dropout", 0, *flags)
         records = workers.run(ROOT / script, count, folder, *words)
-        kept[name] = records, check_parts(folder / "run", count), folder / "run"
-        return kept[name]
+        return records, check_parts(folder / "run", count), folder / "run"
 
     return run
 
@@ -377,13 +376,24 @@ def test_the_traffic_of_task_4_does_not_include_the_timeline(ran):
         assert sum(group["iterations"] for group in traffic["sent"]) == len(record["iterations"])
 
 
-@pytest.mark.parametrize("before", [True, False])
-def test_the_collector_is_off_inside_and_afterwards_as_before(before):
-    (gc.enable if before else gc.disable)()
-    try:
-        with contextlib.suppress(KeyError), collector_off():
-            inside = gc.isenabled()
-            raise KeyError
-        assert (inside, gc.isenabled()) == (False, before)
-    finally:
-        gc.enable()
+@pytest.mark.proof
+def test_on_nodes_a_slower_link_makes_communication_longer_and_nothing_else_can(tmp_path):
+    if reason := why_not():
+        pytest.skip(reason)
+    words = f"{SCRIPTS['2b'][0]} --do_train --per_gpu_train_batch_size 4 --timeline 2 --max_steps 5 --dropout 0".split()
+    words += ["--model_name_or_path", str(random_bert("1M"))]
+
+    def communication(rate):
+        folder = tmp_path / rate
+        run_silently("2b", on_nodes(2, rate, [sys.executable, *words, "--output_dir", str(folder)]))
+        timeline = check_parts(folder, 2)
+        assert 0 < timeline.clock_error < 0.01
+        parameters = json.loads((folder / "rank0.json").read_text())["parameters"]
+        least = 4 * parameters * 8 / bits_per_second(rate)  # 2 (N-1)/N S with two ranks
+        return min(row.exposed + row.waiting for row in parts(timeline)), least
+
+    slow, least = communication("100mbit")
+    fast, _ = communication("1gbit")
+
+    assert slow > 0.8 * least  # a link may run ahead by a burst
+    assert slow > fast

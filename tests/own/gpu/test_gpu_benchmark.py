@@ -36,6 +36,7 @@ from cluster import emulate, gpu_check
 from common.paths import ROOT
 from common.record import Record
 from common.timeline import capture, parts, run_timeline, trace
+from common.timeline.boxes import Box, Step
 from common.timeline.clocks import Clock, Reading
 from common.timeline.profile_events import Profile
 from common.timeline.waiting import Message
@@ -315,7 +316,7 @@ def test_the_end_of_a_launch_on_a_gpu_is_not_taken_for_that_of_a_message(monkeyp
     profile = Profile([], [Message("all_reduce", 0.2, 0.6, number=1)], [], 0.0)
     monkeypatch.setattr(capture, "read_profile", lambda *_: profile)
     capturing._start()
-    capturing.log.steps, capturing.log.phases = [(0, (0.0, 1.0))], [("backward", (0.0, 0.9))]
+    capturing.log.steps, capturing.log.phases = [Step(0, 0, 0.0, 1.0)], [Box(0, "process", "backward", 0.0, 0.9)]
     capturing.stop()
 
     timeline = run_timeline.assemble("t", "r", [capturing.log], [Clock(Reading(0.0), Reading(0.0))])
