@@ -160,7 +160,7 @@ def read_json(file: Path) -> Any:
     """Return what is in a JSON file; None if it cannot be read."""
     try:
         return json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
 
 
@@ -216,6 +216,10 @@ Shape = dict | list | type | UnionType | Callable[[Any], bool]
 Number = int | float
 
 
+def is_metrics(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(number, Number) for number in value.values())
+
+
 def is_time(value: Any) -> bool:
     return isinstance(value, Number) and math.isfinite(value) and value > 0
 
@@ -223,7 +227,7 @@ def is_time(value: Any) -> bool:
 RECORD: dict[str, Shape] = {
     "task": str,
     "rank": int,
-    "world_size": int,
+    "world_size": lambda value: isinstance(value, int) and value > 0,
     "config": {
         "model_name_or_path": str,
         "data_dir": str | None,
@@ -238,7 +242,7 @@ RECORD: dict[str, Shape] = {
     "examples": {"train": int},
     "steps_per_epoch": int,
     "iterations": [{"loss": Number | None, "seconds": is_time}],
-    "evaluations": [{"epoch": int, "metrics": dict}],
+    "evaluations": [{"epoch": int, "metrics": is_metrics}],
     "collectives": [{"name": str, "count": int, "bytes": int}],
 }
 GLUE = {"per_gpu_train_batch_size": int, "max_seq_length": int, "task_name": str, "num_train_epochs": int}

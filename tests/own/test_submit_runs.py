@@ -56,6 +56,7 @@ def changed(**changes):
     "damage, problem",
     [
         (text('{"task": "task2b_allr'), "rank1.json is incomplete or damaged"),
+        (text("[" * 100_000), "rank1.json is incomplete or damaged"),
         (text("[1]"), "rank1.json has no usable content"),
         (without("versions"), "rank1.json has no usable versions: written by another version"),
         (without("world_size"), "rank1.json has no usable world_size"),
@@ -115,7 +116,7 @@ def places(value, path=()):
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("odd", [None, "x", 7, [], {}, [{}], True])
+@pytest.mark.parametrize("odd", [None, "x", -1, 0, [], {}, float("inf"), [{}], True])
 def test_whatever_stands_in_a_record_the_report_is_written(tmp_path, odd):
     folder = write_run(tmp_path / "runs/task1_single", "task1_single", steps=2, per_epoch=1)
     write_run(tmp_path / "runs/task3_ddp", "task3_ddp", 2, steps=2, per_epoch=1)
