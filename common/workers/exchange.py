@@ -12,7 +12,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -30,27 +30,19 @@ SEND_SECONDS = 2  # a process that was stopped by Ctrl-Z takes nothing once its 
 
 @dataclass(frozen=True)
 class Process:
-    """The process of a rank, and its machine."""
+    """The process of a rank, and its machine; by default this process."""
 
-    host: str
-    process: int
-    space: int = 0  # its namespace of process numbers: two containers may have a host's name in common
-
-    @classmethod
-    def own(cls) -> "Process":
-        with contextlib.suppress(OSError):
-            return cls(socket.gethostname(), os.getpid(), os.stat("/proc/self/ns/pid").st_ino)
-        return cls(socket.gethostname(), os.getpid())
+    host: str = field(default_factory=socket.gethostname)
+    process: int = field(default_factory=os.getpid)
 
     def __str__(self) -> str:
         return f"process {self.process} on {self.host}"
 
     def is_stopped(self) -> bool:
         """Return whether it was suspended, for instance with Ctrl-Z; False also if it runs on another machine."""
-        own = Process.own()
         with contextlib.suppress(OSError):
             state = Path(f"/proc/{self.process}/stat").read_text().rpartition(")")[2].split()[0]
-            return (self.host, self.space) == (own.host, own.space) and state in "Tt"
+            return self.host == socket.gethostname() and state in "Tt"
         return False
 
 
@@ -129,7 +121,7 @@ class Exchange:
         earlier = (group_store.add("watchdogs", 1) - 1) // (len(self._others) + 1)  # their addresses are still there
         store = dist.PrefixStore(f"watchdogs {earlier}", group_store)
         with socket.create_server((own_address(master_ip), 0), backlog=len(self._others)) as server:
-            store.set(str(self._rank), json.dumps([server.getsockname(), asdict(Process.own())]))
+            store.set(str(self._rank), json.dumps([server.getsockname(), asdict(Process())]))
             self.ports.append(server.getsockname()[1])
             store.wait([str(rank) for rank in self._others], timedelta(seconds=CONNECT_SECONDS))
             for rank in sorted(self._others):

@@ -115,10 +115,16 @@ def choose_interface(master_ip: str) -> None:
     By itself gloo takes the interface of the host name. On a node with a control and an experiment network that can
     be the wrong one: slow at best, and on CloudLab against the rules.
     """
-    with contextlib.suppress(OSError, KeyError):  # the system does not say
-        name = interfaces()[own_address(master_ip)]
+    if name := interface_towards(master_ip):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
         os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
+
+
+def interface_towards(address: str) -> str | None:
+    """Return the name of this machine's interface for packets to `address`; None if the system does not say."""
+    with contextlib.suppress(OSError):
+        return interfaces().get(own_address(address))
+    return None
 
 
 def _join(config: RunConfig, join: Callable[[RunConfig], None]) -> None:

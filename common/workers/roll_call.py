@@ -107,7 +107,7 @@ def _check_in(connection: socket.socket, config: RunConfig, there: dict[int, Cal
     except (OSError, ValueError, KeyError, TypeError):
         return ""  # not one of ours, for instance a port scan: continue to wait
     if rank == 0 or (rank in there and not there[rank].has_left()):
-        first = Process.own() if rank == 0 else there[rank].process
+        first = Process() if rank == 0 else there[rank].process
         caller.send(wrong=f"rank {rank} has already joined ({first}): start this worker with another --local_rank")
         twice.append(f"rank {rank} was started twice, the second time as {caller.process}")
         print(f"{twice[-1]}: refused; still waiting for the others", file=sys.stderr, flush=True)
@@ -143,7 +143,7 @@ def _announce(connection: socket.socket, config: RunConfig) -> str:
     """Send this worker's line; return what rank 0 answers. Raises OSError or ValueError if that is no answer."""
     who = {name: getattr(config, name) for name in ("rank", *COMPARED)}
     with connection.makefile("rw", encoding="utf-8") as line:
-        line.write(json.dumps({**who, "process": asdict(Process.own())}) + "\n")
+        line.write(json.dumps({**who, "process": asdict(Process())}) + "\n")
         line.flush()
         if config.rank and not select.select([connection], [], [], GREETING_SECONDS)[0]:
             place = f"{config.master_ip}:{config.master_port}"

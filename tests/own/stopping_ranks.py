@@ -82,8 +82,7 @@ def write_program(folder: Path) -> Path:
 
 def run_ranks(folder: Path, what: str, at: int, workers: int = 3, sizes: str = "(3, 5, 7)") -> Run:
     """Run to the end; `at` is the rank that does `what`."""
-    words = (what, at, sizes, "--output_dir", folder / "run")
-    return Run(folder, group(write_program(folder), workers, folder, *words))
+    return Run(folder, group(write_program(folder), workers, folder, what, at, sizes))
 
 
 # For scripts that wait for ever at some place. Their watchdog is patient until a thread of the script sees that the
@@ -127,5 +126,4 @@ def hang(folder: Path, program: str, *words: object, workers: int = 1) -> Run:
     """Run `program`, after the beginning above, until the watchdog has ended it."""
     script = folder / "hangs.py"
     script.write_text(BEGINNING + program)
-    words = (*words, "--hang_seconds", 600, "--no_cuda", "--output_dir", folder / "run")
-    return Run(folder, group(script, workers, folder, *words))
+    return Run(folder, group(script, workers, folder, *words, "--hang_seconds", 600, "--no_cuda"))

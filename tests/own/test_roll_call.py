@@ -60,7 +60,7 @@ def connected(config):
 
 def announce(connection, config, rank=1):
     same = {name: getattr(config, name) for name in roll_call.COMPARED}
-    who = {"rank": rank, "process": {"host": "", "process": 1, "space": 0}} | same
+    who = {"rank": rank, "process": {"host": "", "process": 1}} | same
     connection.sendall(json.dumps(who).encode() + b"\n")
 
 

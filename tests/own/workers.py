@@ -8,12 +8,14 @@ from cluster.launch import free_port
 from tests.own.warm import Script
 
 
-def group(script: Path, world_size: int, folder: Path, *words: object) -> list[int]:
-    """Run all workers to their end; return the exit codes. Rank r prints into folder/log{r}.txt."""
+def start(script: Path, world_size: int, folder: Path, *words: object) -> list[Script]:
+    """Start all workers; rank r prints into folder/log{r}.txt. folder/run is their output folder, or as `words` say."""
     folder.mkdir(exist_ok=True)
     place = ["--master_ip", "127.0.0.1", "--master_port", free_port(), "--world_size", world_size]
+    if "--output_dir" not in words:
+        place += ["--output_dir", folder / "run"]
     words = (*words, *place, "--local_rank")
-    return wait([Script(script, [*words, rank], folder / f"log{rank}.txt") for rank in range(world_size)])
+    return [Script(script, [*words, rank], folder / f"log{rank}.txt") for rank in range(world_size)]
 
 
 def wait(workers: list[Script]) -> list[int]:
@@ -25,9 +27,14 @@ def wait(workers: list[Script]) -> list[int]:
             worker.kill()
 
 
+def group(script: Path, world_size: int, folder: Path, *words: object) -> list[int]:
+    """Run all workers to their end; return the exit codes."""
+    return wait(start(script, world_size, folder, *words))
+
+
 def run(script: Path, world_size: int, folder: Path, *words: object) -> list[dict[str, Any]]:
     """Run all workers to a good end; return the record of each rank."""
-    codes = group(script, world_size, folder, *words, "--output_dir", folder / "run")
+    codes = group(script, world_size, folder, *words)
     assert codes == [0] * world_size, "".join((folder / f"log{rank}.txt").read_text() for rank in range(world_size))
     return [json.loads((folder / "run" / f"rank{rank}.json").read_text()) for rank in range(world_size)]
 
