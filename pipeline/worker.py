@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from common.workers.pulse import runs, self_of
+from common.workers.pulse import runs, self_in
 
 
 class Task:
@@ -133,7 +133,7 @@ def waits_for_task(frame: FrameType | None) -> bool:
 
 def awaited_queue(frame: FrameType | None) -> OutQueue | None:
     """Return the out-queue for whose next result a thread waits; `frame` is its innermost one."""
-    queue = self_of(frame) if frame is not None and runs(frame, OutQueue.get) else None
+    queue = self_in(frame, OutQueue.get)
     return queue if isinstance(queue, OutQueue) else None
 
 

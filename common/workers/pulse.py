@@ -108,9 +108,9 @@ def runs(frame: FrameType | None, function: Callable) -> bool:
     return frame is not None and frame.f_code is function.__code__
 
 
-def self_of(frame: FrameType) -> object:
-    """Return the object whose method a frame runs."""
-    return frame.f_locals["self"]
+def self_in(frame: FrameType | None, method: Callable) -> object:
+    """Return the object in whose method a thread is, None if it is elsewhere; `frame` is its innermost one."""
+    return frame.f_locals["self"] if frame is not None and runs(frame, method) else None
 
 
 def name_in_stack(function: Callable) -> tuple[str, str]:
