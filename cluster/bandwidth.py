@@ -21,20 +21,21 @@ from common.errors import exit_on_input_error
 from common.workers.machine import own_address
 
 PATIENCE = timedelta(seconds=60)
+MEGABYTES, TRANSFERS = 32, 5
 
 
-def measure(master_ip: str, master_port: int, world_size: int, rank: int, megabytes: int, rounds: int) -> float:
-    """Mbit/s out of this worker in the best of `rounds` transfers; returns when all workers have measured."""
+def measure(master_ip: str, master_port: int, world_size: int, rank: int) -> float:
+    """Mbit/s out of this worker in its fastest transfer; returns when all workers have measured."""
     store = dist.TCPStore(master_ip, master_port, world_size, is_master=rank == 0, timeout=PATIENCE)
     gloo: Any = dist.ProcessGroupGloo
     options = gloo._Options()
     options._devices = [gloo.create_device(hostname=own_address(master_ip))]  # not the host name's network
     options._timeout = PATIENCE
     group = gloo(store, rank, world_size, options)
-    outgoing, incoming = (torch.zeros(megabytes * 10**6 // 4) for _ in range(2))
+    outgoing, incoming = (torch.zeros(MEGABYTES * 10**6 // 4) for _ in range(2))
     after, before = (rank + 1) % world_size, (rank - 1) % world_size
     seconds = []
-    for _ in range(rounds):
+    for _ in range(TRANSFERS):
         group.barrier().wait()
         start = time.perf_counter()
         sending = group.send([outgoing], after, 0)
@@ -42,7 +43,7 @@ def measure(master_ip: str, master_port: int, world_size: int, rank: int, megaby
         sending.wait()
         seconds.append(time.perf_counter() - start)
     group.barrier().wait()  # rank 0 holds the store: it must not leave first
-    return megabytes * 8 / min(seconds)
+    return MEGABYTES * 8 / min(seconds)
 
 
 def main() -> None:
@@ -50,14 +51,10 @@ def main() -> None:
     parser.add_argument("--master_ip", required=True)
     for flag in ("--master_port", "--world_size", "--local_rank"):
         parser.add_argument(flag, type=int, required=True)
-    parser.add_argument("--megabytes", type=int, default=32, help="size of the tensor (%(default)s)")
-    parser.add_argument("--rounds", type=int, default=5, help="number of transfers (%(default)s)")
     arguments = parser.parse_args()
-    place = (arguments.master_ip, arguments.master_port, arguments.world_size, arguments.local_rank)
-    speed = measure(*place, arguments.megabytes, arguments.rounds)
+    speed = measure(arguments.master_ip, arguments.master_port, arguments.world_size, arguments.local_rank)
     if arguments.local_rank == 0:
-        size, workers = arguments.megabytes, arguments.world_size
-        print(f"each of {workers} workers sends {size} MB to the next one, Mbit/s: {speed:.0f}")
+        print(f"each of {arguments.world_size} workers sends {MEGABYTES} MB to the next one, Mbit/s: {speed:.0f}")
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ import shutil
 import socket
 import subprocess
 import sys
-from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
+from typing import NamedTuple
 
 from cluster.emulate import why_not
 from cluster.launch import add_remote_flags, address_of, split_hosts
@@ -31,8 +31,7 @@ SLOW_MBIT = 500.0
 EXPERIMENT_NETWORK = "10.10.1."  # the nodes' own network on CloudLab, see README.md
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(NamedTuple):
     """One line of the report. `level`: ok, fix (a run would fail) or note (it would not)."""
 
     level: str
@@ -157,7 +156,7 @@ def examine_node(master_ip: str, port: int) -> dict:
     ]
     if master_ip in addresses or master_ip.startswith("127."):
         findings.append(check_port(master_ip, port))
-    return {"findings": [asdict(finding) for finding in findings], "versions": versions(), "state": code_state()}
+    return {"findings": findings, "versions": versions(), "state": code_state()}
 
 
 # ------------------------------------------------------------------------------------- of all together
@@ -237,9 +236,9 @@ def report(config: argparse.Namespace) -> int:
     config.master_ip = config.master_ip or (address_of(hosts[0], shlex.split(config.ssh)) if hosts else "127.0.0.1")
     nodes = ask_hosts(config, hosts) if hosts else {"": examine_node(config.master_ip, config.master_port)}
     findings = [
-        Finding(entry["level"], f"{name} {entry['text']}".strip(), entry["todo"])
+        Finding(level, f"{name} {text}".strip(), todo)
         for name, node in nodes.items()
-        for entry in node["findings"]
+        for level, text, todo in node["findings"]
     ]
     findings += compare_nodes(nodes) if hosts else []
     print("\n".join(map(str, findings)), flush=True)  # what follows takes some seconds

@@ -238,7 +238,6 @@ def parse(argv: list[str]) -> tuple[Plan, argparse.Namespace]:
     add("--delay", default="", help="latency from one node to another, for instance 1ms (needs netem)")
     add("--control", action="store_true", help="add a second interface to each node, which training must not use")
     add("--shell", metavar="NODE", help="open a shell on this node, for instance node2")
-    add("--plan", action="store_true", help="print the commands instead of running them")
     add("command", nargs=argparse.REMAINDER, help="command to run on each node; {rank} is replaced")
     arguments = parser.parse_args(argv)
     arguments.command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
@@ -251,7 +250,7 @@ def parse(argv: list[str]) -> tuple[Plan, argparse.Namespace]:
     names = [f"node{node}" for node in range(arguments.nodes)]
     if arguments.shell is not None and arguments.shell not in names:
         raise InputError(f"--shell: expected one of {', '.join(names)}; got {arguments.shell!r}")
-    if not (arguments.command or arguments.shell or arguments.plan):
+    if not (arguments.command or arguments.shell):
         raise InputError("no command given; for instance: python -m cluster.emulate -- ping -c 3 10.10.1.1")
     arguments.shell = names.index(arguments.shell) if arguments.shell else None
     return Plan(arguments.nodes, arguments.rate, arguments.delay, arguments.control), arguments
@@ -261,11 +260,7 @@ def main() -> None:
     argv = sys.argv[1:]
     os.environ["PATH"] = search_path()
     plan, arguments = parse(argv)
-    if arguments.plan:
-        shown = [*commands(plan), *(rank_command(plan, rank, arguments.command).words for rank in range(plan.nodes))]
-        print(shlex.join(namespaces()))
-        print("\n".join(shlex.join(command) for command in shown if command))
-    elif os.environ.pop(INSIDE, "") and os.getpid() == 1:  # the first process of its own namespaces, and no other
+    if os.environ.pop(INSIDE, "") and os.getpid() == 1:  # the first process of its own namespaces, and no other
         sys.exit(inside(plan, arguments.shell, arguments.command))
     elif reason := why_not():
         raise InputError(reason)

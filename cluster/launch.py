@@ -23,7 +23,6 @@ from common.errors import InputError, exit_on_input_error
 from common.paths import ROOT
 
 GUARD = Path(__file__).with_name("guard.py")
-WORKER_FLAGS = ("--master_ip", "--master_port", "--world_size")
 SSH = "ssh -o BatchMode=yes -o ServerAliveInterval=15"  # no questions; a dead connection is noticed in 45 s
 
 
@@ -41,29 +40,32 @@ class Launch:
 
 def parse(argv: list[str] | None = None) -> tuple[Launch, bool]:
     """Return the launch that the command line describes, and whether only to print it; raises InputError."""
-    parser = argparse.ArgumentParser(prog="python -m cluster.launch", description=__doc__, allow_abbrev=False)
+    place = argparse.ArgumentParser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    for flag in ("--master_ip", "--master_port", "--world_size"):
+        place.add_argument(flag, help="chosen automatically; may also be given after the script")
+    parser = argparse.ArgumentParser(
+        prog="python -m cluster.launch", description=__doc__, allow_abbrev=False, parents=[place]
+    )
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
     add("--workers", type=int, help="number of workers (default: one per host, or 4)")
     add_remote_flags(parser)
     add("--plan", action="store_true", help="print the commands instead of running them")
     add("--timeline", action="store_true", help="pass --timeline to the script, to see what each rank does")
-    for flag in WORKER_FLAGS:
-        add(flag, help="chosen automatically; may also be given after the script")
     add("script", nargs=argparse.REMAINDER, help="the script and its flags")
     arguments = parser.parse_args(argv)
     script = arguments.script[1:] if arguments.script[:1] == ["--"] else arguments.script
-    hosts = split_hosts(arguments.hosts)
-    for flag in WORKER_FLAGS:
-        before = getattr(arguments, flag.removeprefix("--"))
-        if before is not None and flag_value(script, flag) is None:
-            script = [*script, flag, before]
+    _, script = place.parse_known_args(script, arguments)  # what stands after the script counts
     if arguments.timeline and "--timeline" not in script:
         script = [*script, "--timeline"]
+    hosts, ssh = split_hosts(arguments.hosts), shlex.split(arguments.ssh)
     _check_script(script, local=not hosts)
-    workers = _count_workers(arguments.workers, flag_value(script, "--world_size"), hosts)
-    ssh = shlex.split(arguments.ssh)
-    script = _with_defaults(script, workers, hosts, ssh)
+    given = vars(arguments)
+    workers = _count_workers(arguments.workers, given.get("world_size"), hosts)
+    # Another node's free ports cannot be seen from here; below 32768 no outgoing connection takes them.
+    port = given.get("master_port") or (random.randrange(20000, 30000) if hosts else free_port())
+    script += ["--master_ip", given.get("master_ip") or _address_of_rank_0(hosts, ssh)]
+    script += ["--master_port", str(port), "--world_size", str(workers)]
     return Launch(script, workers, hosts, ssh, arguments.folder, arguments.python), arguments.plan
 
 
@@ -79,16 +81,6 @@ def add_remote_flags(parser: argparse.ArgumentParser) -> None:
 def split_hosts(hosts: str) -> list[str]:
     """Return the hosts of --hosts; the first has rank 0."""
     return [host.strip() for host in hosts.split(",") if host.strip()]
-
-
-def flag_value(words: list[str], flag: str) -> str | None:
-    """Return the value of `--flag value` or `--flag=value` among `words`, or None."""
-    for word, after in zip(words, [*words[1:], ""], strict=True):
-        if word == flag:
-            return after
-        if word.startswith(flag + "="):
-            return word.partition("=")[2]
-    return None
 
 
 def commands(launch: Launch) -> list[Command]:
@@ -138,22 +130,14 @@ def _remote_command(launch: Launch, rank: int, host: str, share: int) -> Command
     return Command([*launch.ssh, host, f"cd {shlex.quote(launch.folder)} && exec {words}"], node=host)
 
 
-def _with_defaults(script: list[str], workers: int, hosts: list[str], ssh: list[str]) -> list[str]:
-    """Return the script with the worker flags that the user left out."""
-    if flag_value(script, "--master_ip") is None:
-        address = address_of(hosts[0], ssh) if hosts else "127.0.0.1"
-        if address.startswith("127.") and len({host.rpartition("@")[2] for host in hosts}) > 1:
-            raise InputError(
-                f"--hosts: {hosts[0]} resolves to {address}, which only that node can reach; add --master_ip ADDRESS"
-            )
-        script = [*script, "--master_ip", address]
-    if flag_value(script, "--master_port") is None:
-        # Another node's free ports cannot be seen from here; below 32768 no outgoing connection takes them.
-        port = random.randrange(20000, 30000) if hosts else free_port()
-        script = [*script, "--master_port", str(port)]
-    if flag_value(script, "--world_size") is None:
-        script = [*script, "--world_size", str(workers)]
-    return script
+def _address_of_rank_0(hosts: list[str], ssh: list[str]) -> str:
+    """Return the address of the first host; raises InputError if the others cannot reach it."""
+    address = address_of(hosts[0], ssh) if hosts else "127.0.0.1"
+    if address.startswith("127.") and len({host.rpartition("@")[2] for host in hosts}) > 1:
+        raise InputError(
+            f"--hosts: {hosts[0]} resolves to {address}, which only that node can reach; add --master_ip ADDRESS"
+        )
+    return address
 
 
 def _count_workers(asked: int | None, world_size: str | None, hosts: list[str]) -> int:
@@ -174,7 +158,7 @@ def _check_script(script: list[str], local: bool) -> None:
         raise InputError(f"leave out {script[0]!r}: the launcher starts Python itself; begin with the script")
     if local and script[0] != "-m" and not Path(script[0]).is_file():
         raise InputError(f"there is no script {script[0]} in {Path.cwd()}; give its path relative to this folder")
-    if flag_value(script, "--local_rank") is not None:
+    if any(word.partition("=")[0] == "--local_rank" for word in script):
         raise InputError("leave out --local_rank: the launcher gives each worker its own")
 
 

@@ -7,14 +7,11 @@ It learns nothing in a few steps. But its gradients are as large as a real model
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from common.cache import cached
-from common.errors import InputError, exit_on_input_error
+from common.errors import exit_on_input_error
 from common.paths import cache_dir
-
-if TYPE_CHECKING:
-    from transformers import BertConfig
 
 SIZES: dict[str, dict[str, Any]] = {
     "1M": {"vocab_size": 3000, "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2},  # to try things
@@ -26,29 +23,20 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 
 
-def bert_config(size: str) -> "BertConfig":
-    """Return the model's configuration, with a head of two labels; raises InputError for an unknown size."""
-    from transformers import BertConfig  # here and below: the ladder checks its flags before it loads torch
-
-    if size not in SIZES:
-        raise InputError(f"expected a size, one of {', '.join(SIZES)}; got {size!r}")
-    return BertConfig(**SIZES[size], intermediate_size=4 * SIZES[size]["hidden_size"])
-
-
 def random_bert(size: str) -> Path:
     """Return the folder of the model; the first process builds it, the others wait."""
-    bert_config(size)  # raises InputError for a size that is not known
 
     def build(folder: Path) -> None:
-        import torch
-        from transformers import BertForSequenceClassification
+        import torch  # here: the ladder checks its flags before it loads torch
+        from transformers import BertConfig, BertForSequenceClassification
 
         from common.models.load import load_tokenizer
         from common.models.tiny import save_model
 
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            model = BertForSequenceClassification(bert_config(size))
+            config = BertConfig(**SIZES[size], intermediate_size=4 * SIZES[size]["hidden_size"])
+            model = BertForSequenceClassification(config)
         save_model(model, load_tokenizer("tiny", "bert"), folder)
 
     return cached(cache_dir("models") / f"random-bert-{size}", build)

@@ -64,13 +64,12 @@ def decode(raw: bytes) -> str:
 
 
 class Screen:
-    """Writes lines to `out` and `error`. On a terminal the bar stays below them; in a pipe it is a line when full."""
+    """Writes lines to `out` and `error`. On a terminal the bar stays below them; elsewhere it is not shown."""
 
     def __init__(self, out: TextIO, error: TextIO) -> None:
         self.out, self.error = out, error
         self.on_terminal = error.isatty()
         self.bar = ""
-        self.full = ""  # the name of the bar that was last shown full, in a pipe
 
     def show(self, text: str, error: bool = False) -> None:
         """One line, above the bar."""
@@ -87,16 +86,10 @@ class Screen:
 
     def show_bar(self, text: str) -> None:
         """A new state of the one bar."""
-        if self.on_terminal:
-            if text != self.bar:
-                self._erase_bar()
-                self.bar = text
-                self._draw_bar()
-            return
-        name, percent, _ = text.partition("100%")
-        if percent and name != self.full:
-            print(text, file=self.error, flush=True)
-        self.full = name if percent else ""
+        if self.on_terminal and text != self.bar:
+            self._erase_bar()
+            self.bar = text
+            self._draw_bar()
 
     def close(self) -> None:
         """Leave the last state of the bar on the screen, and the cursor below it."""

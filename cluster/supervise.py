@@ -15,9 +15,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import IO
 
 from cluster.guard import exit_code
 from cluster.screen import Line, Lines, Screen
@@ -230,16 +228,12 @@ class Supervisor:
         code = rank.process.poll()
         if code is None:
             return False
-        for stream in self._open_streams(rank):
-            while self._read_stream(rank, stream):
+        for stream in (rank.process.stdout, rank.process.stderr):
+            assert stream is not None
+            while not stream.closed and self._read_stream(rank, stream):
                 pass
         rank.code = exit_code(code)
         return True
-
-    def _open_streams(self, rank: Rank) -> Iterator[IO]:
-        for stream in (rank.process.stdout, rank.process.stderr):
-            if stream is not None and not stream.closed:
-                yield stream
 
     def _report_failure(self) -> Rank:
         """Of the ranks that failed within a moment, name the cause.

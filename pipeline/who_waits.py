@@ -4,11 +4,10 @@ Everything is read from the threads' frames and from their queues when a run has
 """
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from common.workers.frames import name_in_stack
-from common.workers.pulse import Thread, frames_of, place, which_compute
-from common.workers.rows import COMPUTES, IDLE, WAITS, Explanation
+from common.workers.pulse import Thread, frames_of, name_in_stack, place, which_compute
+from common.workers.rows import COMPUTES, IDLE, WAITS, Row
 from pipeline.backward import Run
 from pipeline.worker import OutQueue, awaited_queue, running_workers, waits_for_task
 
@@ -45,18 +44,20 @@ class Doing:
         return f"{self.name}  {what}{left}"
 
 
-def explain(main: Thread) -> Explanation:
-    """Return what the workers of this process do while `main`, the thread that calls the pipe, does not continue."""
+def explain(row: Row, main: Thread) -> Row:
+    """Add to this rank's row what its workers do while `main`, the thread that calls the pipe, does not continue."""
     time.sleep(SETTLE_SECONDS)
     frame = main.frame
     queue = awaited_queue(frame)
     workers = _workers(queue)
-    where = place(frames_of(frame)[1:]) if queue is not None else ""  # [0] is the queue's own
-    waits_for = ""
-    if queue is not None:
-        awaited = next((worker for worker in workers if worker.is_awaited), None)
-        waits_for = f"for a result of {awaited.partition}" if awaited else "for a result of a worker that has ended"
-    return Explanation([str(worker) for worker in workers], _conclude(workers, waits_for, where), waits_for, where)
+    row = replace(row, threads=[str(worker) for worker in workers])
+    if queue is None:  # the main thread computes or sleeps elsewhere, and its row says where
+        return row
+    awaited = next((worker for worker in workers if worker.is_awaited), None)
+    waits_for = f"for a result of {awaited.partition}" if awaited else "for a result of a worker that has ended"
+    where = place(frames_of(frame)[1:])  # [0] is the queue's own
+    conclusion = _conclude(workers, f"the main thread waits {waits_for} at {where}")
+    return replace(row, state=WAITS, call=waits_for, collective="", place=where, conclusion=conclusion)
 
 
 def _workers(queue: OutQueue | None) -> list[Doing]:
@@ -87,13 +88,10 @@ def _waits_for_gradient(frames: list[tuple[str, int, str]]) -> bool:
     return len(own) < len(frames) and own[:1] == [name_in_stack(Run._backward_of)]
 
 
-def _conclude(workers: list[Doing], waits_for: str, where: str) -> str:
-    """Return what is wrong in one sentence; "" if the workers' lines are all that is known."""
-    main = f"the main thread waits {waits_for} at {where}"
+def _conclude(workers: list[Doing], main: str) -> str:
+    """Return what is wrong in one sentence. main: what the main thread waits for."""
     awaited = [worker for worker in workers if worker.is_awaited]
     at_work = [worker for worker in workers if worker.is_at_work]
-    if not waits_for:
-        return ""  # the main thread computes or sleeps elsewhere, and its own row says where
     if not awaited:
         return main
     if any(worker.is_at_work or worker.for_gradient for worker in awaited):

@@ -15,11 +15,12 @@ import weakref
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from threading import Thread
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
 
-from common.workers.frames import Frame, runs, self_of
+from common.workers.pulse import runs, self_in
 
 
 class Task:
@@ -125,14 +126,14 @@ def running_workers() -> dict[Thread, Queues]:
     return {thread: queues for thread, queues in list(_running.items()) if thread.is_alive()}
 
 
-def waits_for_task(frame: Frame) -> bool:
+def waits_for_task(frame: FrameType | None) -> bool:
     """Return whether a worker waits for its next task; `frame` is its innermost one."""
     return runs(frame, _work)
 
 
-def awaited_queue(frame: Frame) -> OutQueue | None:
+def awaited_queue(frame: FrameType | None) -> OutQueue | None:
     """Return the out-queue for whose next result a thread waits; `frame` is its innermost one."""
-    queue = self_of(frame) if frame is not None and runs(frame, OutQueue.get) else None
+    queue = self_in(frame, OutQueue.get)
     return queue if isinstance(queue, OutQueue) else None
 
 

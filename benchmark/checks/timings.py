@@ -260,8 +260,12 @@ def watchdog(config: RunConfig, worker: Worker, quick: bool) -> Timed:
 
 def store_seconds() -> float:
     """CPU seconds of the threads that serve the ranks' stores in this process (Linux)."""
-    threads = [task for task in Path("/proc/self/task").glob("*") if "tcpstore" in (task / "comm").read_text()]
-    return sum(int((task / "schedstat").read_text().split()[0]) for task in threads) / 1e9
+    nanoseconds = 0
+    for task in Path("/proc/self/task").glob("*"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            if "tcpstore" in (task / "comm").read_text():
+                nanoseconds += int((task / "schedstat").read_text().split()[0])
+    return nanoseconds / 1e9
 
 
 # Name -> what takes turns, and in how many ranks; None: in --workers.

@@ -7,15 +7,15 @@ one has ended: its connection closes. The connections are made when all ranks ha
 import contextlib
 import json
 import os
-import signal
 import socket
 import struct
 import threading
 import time
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 
@@ -30,43 +30,27 @@ SEND_SECONDS = 2  # a process that was stopped by Ctrl-Z takes nothing once its 
 
 @dataclass(frozen=True)
 class Process:
-    """The process of a rank, and its machine."""
+    """The process of a rank, and its machine; by default this process."""
 
-    host: str
-    process: int
-    space: int = 0  # its namespace of process numbers: two containers may have a host's name in common
-
-    @classmethod
-    def own(cls) -> "Process":
-        with contextlib.suppress(OSError):
-            return cls(socket.gethostname(), os.getpid(), os.stat("/proc/self/ns/pid").st_ino)
-        return cls(socket.gethostname(), os.getpid())
+    host: str = field(default_factory=socket.gethostname)
+    process: int = field(default_factory=os.getpid)
 
     def __str__(self) -> str:
         return f"process {self.process} on {self.host}"
 
-    def is_here(self) -> bool:
-        """Return whether it runs on this machine, so that its state can be read from /proc."""
-        own = Process.own()
-        return (self.host, self.space) == (own.host, own.space) and Path("/proc/self/stat").exists()
-
-    def fate(self, rank: int) -> Row | None:
-        """Return its row if it has died or is stopped; None while it runs, and if that cannot be known from here."""
-        if not self.is_here():
-            return None
-        try:
-            fields = Path(f"/proc/{self.process}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            return Row(rank, DIED, note=f"{self}; see its own output")
-        if fields[0] in "ZX":
-            return Row(rank, DIED, note=f"{self}; {_how(int(fields[-1]))}")
-        return Row(rank, STOPPED, note=f"{self}: send SIGCONT to resume it") if fields[0] in "Tt" else None
+    def is_stopped(self) -> bool:
+        """Return whether it was suspended, for instance with Ctrl-Z; False also if it runs on another machine."""
+        with contextlib.suppress(OSError):
+            state = Path(f"/proc/{self.process}/stat").read_text().rpartition(")")[2].split()[0]
+            return self.host == socket.gethostname() and state in "Tt"
+        return False
 
 
 class Exchange:
     """The other ranks' watchdogs as one rank sees them. No method raises; what was not heard is not known.
 
-    gone: ranks that were connected and have left, or whose process has ended.
+    heard: of each kind of message, what every rank has said last. "sleep" is for standstill.py; "end": the last row of
+        a rank, which says nothing afterwards.
     ports: those of the connections, so that their bytes can be told from those of the collectives.
     """
 
@@ -75,26 +59,26 @@ class Exchange:
         self._others = set(range(config.world_size)) - {config.rank}
         self._processes: dict[int, Process] = {}
         self._connections: dict[int, socket.socket] = {}
-        self._values: dict[str, str] = {}
+        self._gone: set[int] = set()  # ranks that were connected and have left, or whose process has ended
         self._sending = threading.Lock()
-        self.gone: set[int] = set()
+        self.heard: dict[str, dict[int, Any]] = {"sleep": {}, "end": {}}
         self.ports: list[int] = []
         if self._others:
             with contextlib.suppress(OSError, RuntimeError, ValueError):
                 self._connect(config.master_ip)
 
-    def set(self, key: str, value: str) -> None:
-        """Tell all ranks; each replaces what it has heard under this key."""
-        self._values[key] = value
-        line = json.dumps([key, value]).encode() + b"\n"
+    def tell(self, kind: str, content: Any) -> None:
+        """Tell all ranks; each replaces what it has heard of this kind."""
+        self.heard[kind][self._rank] = content
+        line = json.dumps([kind, content]).encode() + b"\n"
         with self._sending:
             for connection in self._connections.values():
                 with contextlib.suppress(OSError):
                     connection.sendall(line)
 
-    def get(self, key: str) -> str:
-        """Return the last value of a key, "" if there is none."""
-        return self._values.get(key, "")
+    def last_rows(self) -> dict[int, Row]:
+        """Return the last rows of the ranks that have sent one."""
+        return {rank: Row.from_json(text) for rank, text in list(self.heard["end"].items())}
 
     def close(self) -> None:
         """Say that this rank has left; what it said before arrives first."""
@@ -104,38 +88,32 @@ class Exchange:
 
     def lost(self) -> list[int]:
         """Return the ranks that have left, and not because they have finished."""
-        last = {rank: self.get(f"end/{rank}") for rank in sorted(self.gone)}
-        return [rank for rank, text in last.items() if not text or Row.from_json(text).state != FINISHED]
+        finished = {rank for rank, row in self.last_rows().items() if row.state == FINISHED}
+        return sorted(self._gone - finished)
 
     def wait_for_end(self, ranks: Iterable[int], seconds: float) -> None:
         """Return when these ranks have left, or after `seconds`."""
         deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline and (self._connections.keys() & set(ranks)) - self.gone:
+        while time.monotonic() < deadline and (self._connections.keys() & set(ranks)) - self._gone:
             time.sleep(POLL_SECONDS)
 
     def collect(self, seconds: float) -> list[Row]:
-        """Return one row per rank, as soon as every rank has sent one, has died, or is late."""
+        """Return one row per rank, as soon as every rank has sent its last one, has died, or is late."""
         deadline = time.monotonic() + seconds
         rows: dict[int, Row] = {}
-        everyone = {self._rank, *self._others}
-        while everyone - rows.keys() and time.monotonic() < deadline:
-            for rank in everyone - rows.keys():
-                if row := self._row(rank):
-                    rows[rank] = row
+        while len(rows) <= len(self._others) and time.monotonic() < deadline:
+            rows = {}
+            for rank, process in self._processes.items():
+                if rank in self._gone:
+                    rows[rank] = Row(rank, DIED, note=f"{process}; see its own output")
+                elif process.is_stopped():
+                    rows[rank] = Row(rank, STOPPED, note=f"{process}: send SIGCONT to resume it")
+            rows |= self.last_rows()  # read after _gone: a last row arrives before the connection closes
             time.sleep(POLL_SECONDS)
-        for rank in everyone - rows.keys():
+        for rank in {self._rank, *self._others} - rows.keys():
             where = f"{self._processes[rank]}: " if rank in self._processes else ""
             rows[rank] = Row(rank, SILENT, note=f"{where}no answer within {seconds:g} s")
         return [rows[rank] for rank in sorted(rows)]
-
-    def _row(self, rank: int) -> Row | None:
-        is_gone = rank in self.gone  # before looking for its last words, which arrive before the connection closes
-        if text := self.get(f"end/{rank}"):
-            return Row.from_json(text)
-        process = self._processes.get(rank)
-        if is_gone and process and not process.is_here():
-            return Row(rank, DIED, note=f"{process}; see its own output")
-        return process.fate(rank) if process else None
 
     def _connect(self, master_ip: str) -> None:
         """Connect to every lower rank, and let every higher one connect to this."""
@@ -143,15 +121,13 @@ class Exchange:
         earlier = (group_store.add("watchdogs", 1) - 1) // (len(self._others) + 1)  # their addresses are still there
         store = dist.PrefixStore(f"watchdogs {earlier}", group_store)
         with socket.create_server((own_address(master_ip), 0), backlog=len(self._others)) as server:
-            place = {"address": server.getsockname(), "process": asdict(Process.own())}
-            store.set(str(self._rank), json.dumps(place))
+            store.set(str(self._rank), json.dumps([server.getsockname(), asdict(Process())]))
             self.ports.append(server.getsockname()[1])
             store.wait([str(rank) for rank in self._others], timedelta(seconds=CONNECT_SECONDS))
             for rank in sorted(self._others):
-                place = json.loads(store.get(str(rank)))
-                self._processes[rank] = Process(**place["process"])
+                (address, port), process = json.loads(store.get(str(rank)))
+                self._processes[rank] = Process(**process)
                 if rank < self._rank:
-                    address, port = place["address"]
                     self.ports.append(port)
                     connection = socket.create_connection((address, port), timeout=CONNECT_SECONDS)
                     connection.sendall(self._rank.to_bytes(4, "big"))
@@ -174,13 +150,6 @@ class Exchange:
         with contextlib.suppress(OSError):
             for line in connection.makefile("rb"):
                 with contextlib.suppress(ValueError):  # half a line: the rank was stopped in the middle of it
-                    key, value = json.loads(line)
-                    self._values[key] = value
-        self.gone.add(rank)
-
-
-def _how(status: int) -> str:
-    """Return how a process ended, from the status that the system keeps for its parent."""
-    if status & 0x7F:
-        return f"killed by {signal.Signals(status & 0x7F).name}"
-    return f"exit code {status >> 8}" if status >> 8 else "see its own output"
+                    kind, content = json.loads(line)
+                    self.heard[kind][rank] = content
+        self._gone.add(rank)

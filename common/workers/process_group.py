@@ -115,10 +115,9 @@ def choose_interface(master_ip: str) -> None:
     By itself gloo takes the interface of the host name. On a node with a control and an experiment network that can
     be the wrong one: slow at best, and on CloudLab against the rules.
     """
-    name = interface_towards(master_ip)
-    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-        if name:
-            os.environ.setdefault(variable, name)
+    if name := interface_towards(master_ip):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", name)
 
 
 def interface_towards(address: str) -> str | None:

@@ -1,6 +1,7 @@
-"""Records when this worker last made progress, and whether its main thread waits.
+"""Records whether this worker makes progress, and whether its main thread waits.
 
 The watchdog finds out for which rank. A step pays only for a few assignments; the watchdog's thread does the rest.
+Frames of threads are read here and not in pipeline/: in a file that a student may change, that looks like tampering.
 """
 
 import contextlib
@@ -15,53 +16,47 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import FrameType, TracebackType
 
-from common.workers.rows import Explanation
+from common.workers.rows import Row
 
 ACKNOWLEDGED_AND_RECEIVED = 120  # offset of tcpi_bytes_acked and tcpi_bytes_received in Linux' struct tcp_info
-POINT_TO_POINT = ("send", "recv", "isend", "irecv", "batch_isend_irecv")  # the flight recorder has only collectives
 STANDS_STILL = 0.002  # seconds of CPU: less than this between two looks, and a thread has only waited
 STATE_SECONDS = 0.1  # between two looks at a thread: it computes if it used the CPU in between
-LONGEST_TICK = 5.0  # seconds between two looks of the watchdog that count; it may have been stopped for longer
 DEBUGGERS = ("bdb.py", "pdb.py", "debugpy", "pydevd")  # in the path of a frame
 
 
 class Pulse:
-    """The time at which this worker last made progress, and what it was doing."""
+    """Whether this worker makes progress, and what it is doing."""
 
     def __init__(self) -> None:
-        self.last = time.monotonic()
+        self.beats = 0
         self.phase = ""  # forward, backward, ...: the block of Record.phase in which the worker is
         self.rests = True  # no step is due: before training, between epochs, and after the last one
-        self.explain: Callable[[Thread], Explanation] | None = None  # of a worker that computes in several threads
+        # Of a worker that computes in several threads: adds to its row what they do.
+        self.explain: Callable[[Row, Thread], Row] | None = None
 
     def beat(self) -> None:
-        self.last = time.monotonic()
+        self.beats += 1
         self.rests = False
 
 
 class Silence:
-    """For how long a pulse has not beaten, as far as the watchdog's thread has seen it.
+    """For how long a pulse has not beaten, in ticks of the watchdog.
 
-    The time in which the process itself was stopped (Ctrl-Z, a debugger attached from outside) does not count: it
-    could not compute, and must not be ended when it continues. `may_rest`: nor does the time in which no step is due.
+    The time in which the process itself was stopped (Ctrl-Z, a debugger attached from outside) has no ticks and so does
+    not count: the process must not be ended when it continues. `may_rest`: nor does the time in which no step is due.
     """
 
-    def __init__(self, pulse: Pulse, may_rest: bool, now: float) -> None:
-        self.seconds = 0.0
+    def __init__(self, pulse: Pulse, may_rest: bool) -> None:
         self._pulse, self._may_rest = pulse, may_rest
-        self._beat, self._looked = pulse.last, now
+        self._beats = pulse.beats
+        self.ticks = 0
 
-    def look(self, now: float) -> float:
-        """Return the seconds of silence; call this at every tick, with the time."""
-        since, self._looked = min(now - self._looked, LONGEST_TICK), now
-        if self._pulse.last != self._beat or (self._may_rest and self._pulse.rests):
-            self._beat, self.seconds = self._pulse.last, 0.0
-        else:
-            self.seconds += since
-        return self.seconds
-
-    def begin_again(self) -> None:
-        self.seconds = 0.0
+    def count(self) -> int:
+        """Count a tick; return how many have been silent."""
+        self.ticks += 1
+        if self._pulse.beats != self._beats or (self._may_rest and self._pulse.rests):
+            self._beats, self.ticks = self._pulse.beats, 0
+        return self.ticks
 
 
 class Thread:
@@ -108,6 +103,21 @@ def frames_of(start: FrameType | TracebackType | None) -> list[tuple[str, int, s
     return [(frame.f_code.co_filename, line, frame.f_code.co_name) for frame, line in steps]
 
 
+def runs(frame: FrameType | None, function: Callable) -> bool:
+    """Return whether a thread is in this function; `frame` is its innermost one."""
+    return frame is not None and frame.f_code is function.__code__
+
+
+def self_in(frame: FrameType | None, method: Callable) -> object:
+    """Return the object in whose method a thread is, None if it is elsewhere; `frame` is its innermost one."""
+    return frame.f_locals["self"] if frame is not None and runs(frame, method) else None
+
+
+def name_in_stack(function: Callable) -> tuple[str, str]:
+    """Return the file and the name with which a function appears in a stack."""
+    return function.__code__.co_filename, function.__code__.co_name
+
+
 def place(frames: Iterable[tuple[str, int, str]]) -> str:
     """Return folder/file:line of the innermost frame that is neither Python's, a package's nor of this folder."""
     own = os.path.dirname(__file__)
@@ -116,17 +126,6 @@ def place(frames: Iterable[tuple[str, int, str]]) -> str:
         if not file.startswith((own, library, "<")) and "site-packages" not in file:
             return f"{'/'.join(file.split('/')[-2:])}:{line}"
     return ""
-
-
-def torch_function(frames: Iterable[tuple[str, int, str]]) -> str:
-    """Return the function of torch.distributed that is the innermost frame, "" for any other.
-
-    For torch's pipeline schedules, which send and receive before they wait, it is batch_isend_irecv.
-    """
-    file, _, function = next(iter(frames), ("", 0, ""))
-    if os.path.join("torch", "distributed", "pipelining") in file:
-        return "batch_isend_irecv"
-    return function if file.endswith(os.path.join("torch", "distributed", "distributed_c10d.py")) else ""
 
 
 def bytes_moved(but_ports: Iterable[int] = ()) -> int:

@@ -13,7 +13,6 @@ import socket
 import sys
 import time
 from dataclasses import asdict, dataclass
-from io import TextIOWrapper
 
 from common.config import RunConfig
 from common.errors import InputError
@@ -25,49 +24,43 @@ ANSWER_SECONDS = 10.0  # how much longer than --join_seconds another rank waits 
 IN_USE = "a run that has begun, or another program, uses this port"
 
 
+# What must be the same on all workers (the timeline communicates, too), and how a difference is said.
+COMPARED = {"world_size": "has --world_size", "task": "runs", "timeline": "has --timeline", "backend": "uses"}
+
+
 @dataclass(frozen=True)
 class Caller:
     """A worker that has announced itself, and the connection on which it waits for the answer."""
 
     connection: socket.socket
-    line: TextIOWrapper
     process: Process
 
     def send(self, **words: object) -> None:
         with contextlib.suppress(OSError):
-            self.line.write(json.dumps(words) + "\n")
-            self.line.flush()
+            self.connection.sendall(json.dumps(words).encode() + b"\n")
 
     def has_left(self) -> bool:
         """Return whether its end is closed: stopped by Ctrl-C, for instance."""
-        self.connection.setblocking(False)
         try:
-            return self.connection.recv(1, socket.MSG_PEEK) == b""
-        except BlockingIOError:
-            return False
+            says_something = select.select([self.connection], [], [], 0)[0]
+            return bool(says_something) and self.connection.recv(1, socket.MSG_PEEK) == b""
         except OSError:
             return True
-        finally:
-            self.connection.settimeout(5)
 
 
 def call_the_roll(config: RunConfig) -> None:
     """Return when all workers have connected. Otherwise raise InputError on every worker, with the reason."""
     if config.world_size == 1 or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         return  # torchrun counts its workers itself, and its own store listens on the port
-    _check_name(config.master_ip)
-    deadline = time.monotonic() + config.join_seconds
-    (_answer_all if config.rank == 0 else _report_in)(config, deadline)
-
-
-def _check_name(host: str) -> None:
     try:
-        socket.getaddrinfo(host, None)
+        socket.getaddrinfo(config.master_ip, None)
     except socket.gaierror as error:
         raise InputError(
-            f"--master_ip: {host} does not resolve on this machine ({error.strerror}); give rank 0's IP address, or a "
-            "name that every machine knows"
+            f"--master_ip: {config.master_ip} does not resolve on this machine ({error.strerror}); give rank 0's IP "
+            "address, or a name that every machine knows"
         ) from None
+    deadline = time.monotonic() + config.join_seconds
+    (_answer_all if config.rank == 0 else _report_in)(config, deadline)
 
 
 def _answer_all(config: RunConfig, deadline: float) -> None:
@@ -84,7 +77,7 @@ def _answer_all(config: RunConfig, deadline: float) -> None:
                 break  # all are there, and nobody was stopped while the others were waited for
             server.settimeout(max(0.01, deadline - time.monotonic()))
             try:
-                connection, (address, _) = server.accept()
+                connection = stack.enter_context(server.accept()[0])
             except TimeoutError:
                 missing = [str(rank) for rank in range(1, config.world_size) if rank not in there]
                 wrong = (
@@ -93,9 +86,8 @@ def _answer_all(config: RunConfig, deadline: float) -> None:
                     f"and --world_size{''.join(f' ({one})' for one in twice)}"
                 )
                 break
-            line = stack.enter_context(connection).makefile("rw", encoding="utf-8")
             connection.settimeout(5)
-            wrong = _check_in(connection, line, address, config, there, twice)
+            wrong = _check_in(connection, config, there, twice)
         server.close()  # before the answer: what connects from now on is meant for the lesson's own store
         for caller in there.values():
             caller.send(wrong=wrong)
@@ -103,48 +95,30 @@ def _answer_all(config: RunConfig, deadline: float) -> None:
         raise InputError(wrong)
 
 
-def _check_in(
-    connection: socket.socket,
-    line: TextIOWrapper,
-    address: str,
-    config: RunConfig,
-    there: dict[int, Caller],
-    twice: list[str],
-) -> str:
+def _check_in(connection: socket.socket, config: RunConfig, there: dict[int, Caller], twice: list[str]) -> str:
     """Read one worker's line; return what is wrong with the whole run, "" if nothing is.
 
     If a rank was started twice, only the second process is refused.
     """
     try:
-        who = json.loads(line.readline(1000))
-        rank, world_size, task = who["rank"], who["world_size"], who["task"]
-        caller = Caller(connection, line, Process(**who["process"]))
+        who = json.loads(connection.makefile("rb").readline(1000))
+        rank, caller = int(who["rank"]), Caller(connection, Process(**who["process"]))
+        differing = [name for name in COMPARED if who[name] != getattr(config, name)]
     except (OSError, ValueError, KeyError, TypeError):
         return ""  # not one of ours, for instance a port scan: continue to wait
-    wrong = ""
     if rank == 0 or (rank in there and not there[rank].has_left()):
-        caller.send(wrong=already_joined(rank, Process.own() if rank == 0 else there[rank].process))
+        first = Process() if rank == 0 else there[rank].process
+        caller.send(wrong=f"rank {rank} has already joined ({first}): start this worker with another --local_rank")
         twice.append(f"rank {rank} was started twice, the second time as {caller.process}")
         print(f"{twice[-1]}: refused; still waiting for the others", file=sys.stderr, flush=True)
         return ""
-    if world_size != config.world_size:
-        wrong = f"rank {rank} at {address} has --world_size {world_size}, rank 0 has {config.world_size}"
-    elif task != config.task:
-        wrong = f"rank {rank} at {address} runs {task}, rank 0 runs {config.task}"
-    elif who.get("timeline", 0) != config.timeline:  # it communicates, so all ranks must use it
-        wrong = f"rank {rank} at {address} has --timeline {who.get('timeline', 0)}, rank 0 has {config.timeline}"
-    elif who.get("backend", config.backend) != config.backend:
-        wrong = (
-            f"rank {rank} at {address} uses {who['backend']}, rank 0 uses {config.backend}; use --no_cuda everywhere"
-        )
     caller.send(greeting="wait for the others")
     there[rank] = caller  # the wrong one gets the message as well
-    return wrong
-
-
-def already_joined(rank: int, process: Process) -> str:
-    """The sentence for a worker whose number is taken."""
-    return f"rank {rank} has already joined ({process}): start this worker with another --local_rank"
+    if not differing:
+        return ""
+    name = differing[0]
+    has, advice = COMPARED[name], "; use --no_cuda everywhere" if name == "backend" else ""
+    return f"rank {rank} ({caller.process}) {has} {who[name]}, rank 0 {has} {getattr(config, name)}{advice}"
 
 
 def _listen(config: RunConfig) -> socket.socket:
@@ -154,11 +128,9 @@ def _listen(config: RunConfig) -> socket.socket:
     except OSError as error:
         answer = ""
         if error.errno == errno.EADDRINUSE:
-            with contextlib.suppress(
-                OSError, ValueError, KeyError, TypeError
-            ):  # of a rank 0 that waits for its workers
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
                 with socket.create_connection(place, timeout=GREETING_SECONDS) as connection:
-                    answer = _announce(connection, config)
+                    answer = _announce(connection, config)  # of a rank 0 that waits for its workers
         if answer:
             raise InputError(answer) from None
         hint = f"{IN_USE}: choose another --master_port"
@@ -169,17 +141,14 @@ def _listen(config: RunConfig) -> socket.socket:
 
 def _announce(connection: socket.socket, config: RunConfig) -> str:
     """Send this worker's line; return what rank 0 answers. Raises OSError or ValueError if that is no answer."""
-    who = {name: getattr(config, name) for name in ("rank", "world_size", "task", "timeline", "backend")}
+    who = {name: getattr(config, name) for name in ("rank", *COMPARED)}
     with connection.makefile("rw", encoding="utf-8") as line:
-        line.write(json.dumps({**who, "process": asdict(Process.own())}) + "\n")
+        line.write(json.dumps({**who, "process": asdict(Process())}) + "\n")
         line.flush()
         if config.rank and not select.select([connection], [], [], GREETING_SECONDS)[0]:
-            port = f"{config.master_ip}:{config.master_port}"
-            print(
-                f"rank {config.rank}: no answer from {port} yet; perhaps {IN_USE}; still waiting",
-                file=sys.stderr,
-                flush=True,
-            )
+            place = f"{config.master_ip}:{config.master_port}"
+            waits = f"rank {config.rank}: no answer from {place} yet; perhaps {IN_USE}; still waiting"
+            print(waits, file=sys.stderr, flush=True)
         answer = json.loads(line.readline(10_000))
         return (answer if "wrong" in answer else json.loads(line.readline(10_000)))["wrong"]
 

@@ -34,16 +34,6 @@ class Calls:
 
 
 @dataclass(frozen=True)
-class Explanation:
-    """What the threads of one rank do, if several compute together, as the code that has started them sees it."""
-
-    threads: list[str]  # a line for each, under the row of the rank
-    conclusion: str = ""  # what they show together, "" if nothing
-    waits_for: str = ""  # what the main thread waits for, "" if it does not wait for one of them
-    place: str = ""  # file:line where it does
-
-
-@dataclass(frozen=True)
 class Row:
     """The state of one rank, as it reports it or as another rank found out."""
 
@@ -57,8 +47,8 @@ class Row:
     note: str = ""  # why it failed, or how it died
     calls: Calls = field(default_factory=Calls)
     takes_part: bool = False  # it compares, prints, and then stops
-    threads: list[str] = field(default_factory=list)  # of an Explanation, and what it concludes
-    conclusion: str = ""
+    threads: list[str] = field(default_factory=list)  # if several compute together: a line for each
+    conclusion: str = ""  # what they show together
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

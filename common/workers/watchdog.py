@@ -8,7 +8,7 @@ trouble if
       deadlock.
 A worker on its own is watched only while a step is due: nobody waits for it while it downloads, draws or is debugged.
 
-The rank that notices tells the others. Then every rank sends its row, the lowest rank prints them, and all exit.
+The rank that notices sends its row. Then every rank sends one, the lowest rank prints them, and all exit.
 Without this, a forgotten collective ends after 30 minutes, in Gloo's own time-out, which does not say where.
 """
 
@@ -17,7 +17,6 @@ import json
 import os
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from types import TracebackType
 
@@ -26,25 +25,14 @@ from common.paths import atomic_write
 from common.workers.collectives import CollectiveLog, recorded, uses_nccl
 from common.workers.comparison import conclude
 from common.workers.exchange import Exchange
-from common.workers.pulse import POINT_TO_POINT, Pulse, Silence, Thread, frames_of, place, torch_function, which_compute
-from common.workers.rows import (
-    COMPARING,
-    COMPUTES,
-    FAILED,
-    FINISHED,
-    IDLE,
-    STOPPED_FILE,
-    WAITS,
-    Explanation,
-    Row,
-    names,
-    table,
-)
+from common.workers.pulse import Pulse, Silence, Thread, frames_of, place, which_compute
+from common.workers.rows import COMPARING, COMPUTES, FAILED, FINISHED, IDLE, STOPPED_FILE, WAITS, Row, names, table
 from common.workers.standstill import Standstill
 
 LOST_CONTACT = 3  # exit code of a worker that stops because of another one, or because nothing moves
 TICK_SECONDS = 0.5
-COLLECT_SECONDS = 3.0  # for the rows of ranks on other machines; dead ones on this machine are noticed at once
+COLLECT_SECONDS = 3.0  # for the rows of ranks that run; dead ones are noticed at once
+POINT_TO_POINT = ("send", "recv", "isend", "irecv", "batch_isend_irecv")  # the flight recorder has only collectives
 
 
 def stop(code: int) -> None:
@@ -77,8 +65,12 @@ def unrecorded_call(frames: list[tuple[str, int, str]], is_pending: bool) -> str
     The recorder has no sends and receives. NCCL connects the ranks before it records their first collective, so there a
     thread can wait in any function while no collective `is_pending`.
     """
-    function = torch_function(frames)
-    return function if function in POINT_TO_POINT or (uses_nccl() and not is_pending) else ""
+    file, _, function = frames[0] if frames else ("", 0, "")
+    if os.path.join("torch", "distributed", "pipelining") in file:  # a schedule sends and receives before it waits
+        return "batch_isend_irecv"
+    is_function_of_torch = file.endswith(os.path.join("torch", "distributed", "distributed_c10d.py"))
+    has_no_entry = function in POINT_TO_POINT or (uses_nccl() and not is_pending)
+    return function if is_function_of_torch and has_no_entry else ""
 
 
 class Watchdog:
@@ -98,11 +90,8 @@ class Watchdog:
         self._comparing = threading.Lock()
         self._lost: TracebackType | None = None  # of the call in which contact was lost
         self._ticks_with_lost_ranks = 0
-        rank, world_size = config.rank, config.world_size
-        self._standstill = Standstill(self._exchange, self._main, rank, world_size, lambda: self._row(self._state()))
-        if in_group:
-            pulse.beat()
-        self._silence = Silence(pulse, not in_group, time.monotonic())
+        self._standstill = Standstill(self._exchange, self._main, config.world_size, lambda: self._row(self._state()))
+        self._silence = Silence(pulse, may_rest=not in_group)
         self._thread = threading.Thread(target=self._watch, daemon=True, name="watchdog")
         self._thread.start()
 
@@ -121,7 +110,7 @@ class Watchdog:
         if self._config.rank == 0:
             self._exchange.wait_for_end(range(1, self._config.world_size), self._config.hang_seconds)
         else:
-            self._send_last(self._row(FINISHED))
+            self._exchange.tell("end", self._row(FINISHED).to_json())
         self.close()
 
     def failed(self, error: BaseException) -> None:
@@ -129,7 +118,7 @@ class Watchdog:
         note = " ".join(f"{type(error).__name__}: {error}".split())[:200].removesuffix(": ")
         row = self._row(FAILED, error.__traceback__, note=note)
         self._closed.set()
-        self._send_last(row)
+        self._exchange.tell("end", row.to_json())
 
     def lost_contact(self, reason: str, traceback: TracebackType | None) -> None:
         """Compare the ranks, because a call of this one has failed, and exit."""
@@ -139,17 +128,17 @@ class Watchdog:
     def _watch(self) -> None:
         while not self._closed.wait(TICK_SECONDS):
             if self._config.world_size > 1:
-                if self._exchange.get("trouble"):
+                if any(row.takes_part for row in self._exchange.last_rows().values()):
                     self._stop_run("")
                 if lost := self._lost_ranks():
                     self._stop_run(f"lost contact with {names(lost)}")
                 if self._standstill.look(self._has_finished):
                     self._stop_run("no rank can continue: each waits for another one")
-            if self._silence.look(time.monotonic()) > self._config.hang_seconds and not self._has_finished:
-                if self._config.world_size == 1 and self._main.is_in_debugger():
-                    self._silence.begin_again()
-                    continue
-                self._stop_run(f"no progress for {self._config.hang_seconds:g} s (--hang_seconds)")
+            silent_seconds = TICK_SECONDS * self._silence.count()
+            if silent_seconds > self._config.hang_seconds and not self._has_finished:
+                if self._config.world_size > 1 or not self._main.is_in_debugger():
+                    self._stop_run(f"no progress for {self._config.hang_seconds:g} s (--hang_seconds)")
+                self._silence.ticks = 0
 
     def _lost_ranks(self) -> list[int]:
         """Return the ranks that have ended too early, once that was seen in three ticks.
@@ -171,7 +160,6 @@ class Watchdog:
         return WAITS if waits else IDLE
 
     def _row(self, state: str, traceback: TracebackType | None = None, note: str = "", takes_part: bool = False) -> Row:
-        explained = self._pulse.explain(self._main) if self._pulse.explain else Explanation([])
         entries = recorded()
         self._collectives.drain(entries)
         frames: list[tuple[str, int, str]] = []  # of a rank that has finished: none
@@ -184,12 +172,10 @@ class Watchdog:
         call, collective = (str(shown[0]), f"{shown[0].number} {shown[0].signature}") if shown else ("", "")
         if state == WAITS and (function := unrecorded_call(frames, bool(pending))):
             call, collective = function, ""
-        if explained.waits_for:
-            state, call, collective = WAITS, explained.waits_for, ""
-        return Row(
+        row = Row(
             rank=self._config.rank,
             state=state,
-            place="" if state == FINISHED else explained.place or place(frames),
+            place=place(frames),
             call=call,
             collective=collective,
             iteration=len(self._collectives.begun),
@@ -197,9 +183,8 @@ class Watchdog:
             note=note,
             calls=self._collectives.calls(),
             takes_part=takes_part,
-            threads=explained.threads,
-            conclusion=explained.conclusion,
         )
+        return self._pulse.explain(row, self._main) if self._pulse.explain else row
 
     def _stop_run(self, reason: str) -> None:
         """Compare the ranks and exit; the first thread that calls this does it, any other waits for the exit."""
@@ -207,38 +192,22 @@ class Watchdog:
             threading.Event().wait()
         if reason:
             self._say(f"{reason}; {COMPARING}" if self._config.world_size > 1 else reason)
-            self._exchange.set("trouble", str(self._config.rank))
         row = self._row(WAITS if self._lost else self._state(), self._lost, takes_part=True)
-        self._send_last(row)
-        rows = self._exchange.collect(COLLECT_SECONDS) if self._config.world_size > 1 else [row]
+        self._exchange.tell("end", row.to_json())
+        rows = self._exchange.collect(COLLECT_SECONDS)
         if self._closed.is_set():
             return  # this rank has failed meanwhile, and its own error says more
-        stays = [row.rank for row in rows if row.takes_part]
-        if self._config.rank == min([*stays, self._config.rank]):
-            self._tell(rows, {*stays} - {self._config.rank})
-        else:
-            self._hear()
-        stop(LOST_CONTACT)
-
-    def _send_last(self, row: Row) -> None:
-        self._exchange.set(f"end/{self._config.rank}", row.to_json())
-
-    def _tell(self, rows: list[Row], others: set[int]) -> None:
-        """As the lowest rank that is left: print and keep the rows, and wait until the others have read the result."""
         conclusion = conclude(rows)
-        self._print([*table(rows), conclusion])
-        with contextlib.suppress(OSError), atomic_write(self._config.output_dir / STOPPED_FILE) as file:
-            cells = [cell for row in rows for cell in row.display_all()]
-            json.dump({"conclusion": conclusion, "rows": cells}, file, indent=1)
-        self._exchange.set("conclusion", conclusion)
-        self._exchange.wait_for_end(others, seconds=2)
-
-    def _hear(self) -> None:
-        """As any other rank: print what the lowest one has found."""
-        deadline = time.monotonic() + COLLECT_SECONDS + 1
-        while not (conclusion := self._exchange.get("conclusion")) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        self._say(f"stopped: {conclusion or 'no rank has said why'}")
+        first = min(row.rank for row in rows if row.takes_part)
+        if self._config.rank == first:
+            self._print([*table(rows), conclusion])
+            with contextlib.suppress(OSError), atomic_write(self._config.output_dir / STOPPED_FILE) as file:
+                cells = [cell for row in rows for cell in row.display_all()]
+                json.dump({"conclusion": conclusion, "rows": cells}, file, indent=1)
+        else:
+            self._exchange.wait_for_end([first], COLLECT_SECONDS)
+            self._say(f"stopped: {conclusion}")
+        stop(LOST_CONTACT)
 
     def _say(self, text: str) -> None:
         self._print([f"rank {self._config.rank}: {text}"])

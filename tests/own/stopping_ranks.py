@@ -1,14 +1,12 @@
-"""A small run whose ranks do what a test asks for: the program, and how to start it with real processes and gloo.
-
-Six iterations of three all_reduces. `--do` names what goes wrong, in iteration 3 at the second of them.
-"""
+"""Runs that stop, with real processes and gloo: one whose ranks do what a test asks for, and scripts that hang."""
 
 import json
 from pathlib import Path
 
 from common.paths import ROOT
-from tests.own.workers import start, wait
+from tests.own.workers import group
 
+# Six iterations of three all_reduces. The first word names what goes wrong, in iteration 3 at the second of them.
 PROGRAM = """
 import os, signal, sys, time
 sys.path.insert(0, {root!r})
@@ -84,4 +82,48 @@ def write_program(folder: Path) -> Path:
 
 def run_ranks(folder: Path, what: str, at: int, workers: int = 3, sizes: str = "(3, 5, 7)") -> Run:
     """Run to the end; `at` is the rank that does `what`."""
-    return Run(folder, wait(start(write_program(folder), workers, folder, what, at, sizes)))
+    return Run(folder, group(write_program(folder), workers, folder, what, at, sizes))
+
+
+# For scripts that wait for ever at some place. Their watchdog is patient until a thread of the script sees that the
+# place is reached, so that no test depends on the time.
+BEGINNING = f"""
+import runpy, sys, threading, time
+sys.path.insert(0, {str(ROOT)!r})
+import common.workers.process_group as module
+from common.workers.pulse import Thread
+
+main = Thread()
+configs = []
+
+
+class Watchdog(module.Watchdog):
+    def __init__(self, config, *arguments, **named):
+        configs.append(config)
+        super().__init__(config, *arguments, **named)
+
+
+module.Watchdog = Watchdog
+
+
+def lose_patience_when(reached):
+    def watch():
+        while not reached():
+            time.sleep(0.01)
+        object.__setattr__(configs[0], "hang_seconds", 0.1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def go_on_as(script):
+    sys.argv[0] = {str(ROOT)!r} + "/" + script
+    runpy.run_path(sys.argv[0], run_name="__main__")
+
+"""
+
+
+def hang(folder: Path, program: str, *words: object, workers: int = 1) -> Run:
+    """Run `program`, after the beginning above, until the watchdog has ended it."""
+    script = folder / "hangs.py"
+    script.write_text(BEGINNING + program)
+    return Run(folder, group(script, workers, folder, *words, "--hang_seconds", 600, "--no_cuda"))

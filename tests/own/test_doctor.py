@@ -186,3 +186,6 @@ def test_the_sbatch_file_gives_each_task_the_course_s_flags(tmp_path):
 
     same = "--seed|a b|--master_ip|node7|--master_port|22345|--world_size|2|--local_rank"
     assert result.stdout.splitlines() == [f"{same}|{rank}" for rank in range(2)], result.stderr
+    without_script = subprocess.run(command[:2], env=environment, capture_output=True, text=True, cwd=ROOT)
+    no_script = "error: no script given; run: sbatch cluster/course.sbatch SCRIPT FLAGS\n"
+    assert (without_script.returncode, without_script.stderr) == (2, no_script)

@@ -1,6 +1,5 @@
 """cluster.launch, the end: failures, real workers, other hosts, and that nothing stays behind however it ends."""
 
-import itertools
 import os
 import signal
 import sys
@@ -75,15 +74,14 @@ def test_a_rank_that_ends_well_leaves_the_others_at_work(stub):
 # -------------------------------------------------------------------------------- nothing is left behind
 
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL)
-FEW = ((signal.SIGKILL, os.kill), (signal.SIGINT, os.killpg))  # Ctrl-C goes to the whole group
-ENDS = [
-    case if case in FEW else pytest.param(*case, marks=pytest.mark.proof)
-    for case in itertools.product(SIGNALS, (os.kill, os.killpg))
-]
-
-
-@pytest.mark.parametrize(("number", "send"), ENDS)
+@pytest.mark.parametrize(
+    ("number", "send"),
+    [
+        (signal.SIGKILL, os.kill),
+        (signal.SIGINT, os.killpg),  # Ctrl-C goes to the whole group
+        *(pytest.param(number, os.kill, marks=pytest.mark.proof) for number in (signal.SIGTERM, signal.SIGHUP)),
+    ],
+)
 def test_however_the_launcher_is_stopped_no_rank_that_ignores_sigterm_is_left(stub, tmp_path, number, send):
     script = stub("stubborn_family")
     with started("-m", "cluster.launch", "--workers", "2", "--", script, start_new_session=True) as process:

@@ -7,26 +7,20 @@ import pytest
 import torch
 
 from common.workers.process_group import Worker
-from common.workers.pulse import LONGEST_TICK, Pulse, Silence, Thread
-from tests.own.hanging_runs import Hanging
+from common.workers.pulse import Pulse, Silence, Thread
+from tests.own.stopping_ranks import hang
 
 
-def test_silence_is_counted_from_the_last_beat_and_not_while_the_process_was_stopped():
+@pytest.mark.parametrize(("may_rest", "expected"), [(True, [0, 0, 1]), (False, [1, 2, 1])])
+def test_ticks_without_a_beat_are_counted_and_only_in_a_group_also_while_no_step_is_due(may_rest, expected):
     pulse = Pulse()
+    silence = Silence(pulse, may_rest)
+
+    before_training = [silence.count(), silence.count()]
     pulse.beat()
-    silence = Silence(pulse, may_rest=True, now=0.0)
 
-    assert [silence.look(1.0), silence.look(3.0)] == [1.0, 3.0]
-    pulse.last += 1
-    assert [silence.look(4.0), silence.look(5.0)] == [0.0, 1.0]
-    assert silence.look(3600.0) == 1 + LONGEST_TICK
-
-
-@pytest.mark.parametrize(("may_rest", "expected"), [(True, 0.0), (False, 2.0)])
-def test_while_no_step_is_due_only_a_member_of_a_group_is_watched(may_rest, expected):
-    silence = Silence(Pulse(), may_rest, now=0.0)
-
-    assert silence.look(2.0) == expected
+    assert silence.count() == 0
+    assert [*before_training, silence.count()] == expected
 
 
 def test_a_worker_rests_before_and_after_its_batches_and_after_a_loop_that_was_left():
@@ -87,11 +81,10 @@ go_on_as({script!r})
 def test_a_step_that_never_ends_ends_the_run_with_code_3_and_its_line(tmp_path, script):
     words = ["--do_train"] if "glue" in script else ["--model_max_length", 16, "--batch_size", 4]
 
-    run = Hanging(tmp_path, HANGS.format(script=script), [*words, "--max_steps", 3])
-    code = run.end()
+    stopped = hang(tmp_path, HANGS.format(script=script), *words, "--max_steps", 3)
 
-    log = run.log.read_text()
-    assert code == 3, log
+    (log,) = stopped.logs
+    assert stopped.codes == [3], log
     assert re.search(r"^rank 0: no progress for 0.1 s \(--hang_seconds\)$", log, re.M)
     assert re.search(r"^rank 0 (computes|is idle) at .*/hangs\.py:\d+$", log, re.M), log
     assert "comparing the ranks" not in log

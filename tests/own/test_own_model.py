@@ -14,7 +14,7 @@ from benchmark.training.model_config import model_config
 from benchmark.training.own_model import blocks, build_own
 from common.errors import InputError
 from common.paths import ROOT
-from tests.own.warm import group
+from tests.own.workers import group
 
 EXAMPLE = f"{ROOT}/benchmark/example_model.py:build"
 WRONG = """
@@ -45,9 +45,9 @@ def file(tmp_path):
 def test_engines_are_proved_with_a_users_model_and_a_wrong_one_is_named(tmp_path, file):
     words = ["--model", EXAMPLE, "--output_dir", tmp_path / "p", "--engine", f"{file}:FSDP,OwnZero3,Halves"]
 
-    codes = group(ROOT / "benchmark" / "prove.py", words, tmp_path)
+    codes = group(ROOT / "benchmark" / "prove.py", 2, tmp_path, *words)
 
-    printed = (tmp_path / "log0").read_text()
+    printed = (tmp_path / "log0.txt").read_text()
     rows = json.loads((tmp_path / "p" / "proof.json").read_text())
     assert codes == [1, 0], printed[-2000:]
     assert [row["gradient"] for row in rows] == ["ok", "ok", "x 0.5000 (every parameter)"]

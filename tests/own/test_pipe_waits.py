@@ -5,20 +5,22 @@ import re
 import sys
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
-from cluster.launch import free_port
 from common.workers.pulse import Thread
+from common.workers.rows import IDLE, Row
 from pipeline.pipe import Pipe
 from pipeline.who_waits import explain
 from pipeline.worker import Task, awaited_queue, running_workers, waits_for_task
-from tests.own.hanging_runs import Hanging
 from tests.own.pipeline_stages import DEADLINE, labelled, mlp, no_worker_is_left
+from tests.own.stopping_ranks import hang
 
 __all__ = ["no_worker_is_left"]  # a fixture for every test here
+ROW = Row(0, IDLE, place="elsewhere.py:1", call="all_reduce #1 (3)")
 HERE = r"own/test_pipe_waits\.py:\d+"
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads the CPU time of threads")
 
@@ -81,14 +83,14 @@ def test_a_result_that_is_awaited_in_vain_is_named(put, line, reason):
     with caller(lambda: piped.out_queues[1].get()) as main:
         until(lambda: piped.out_queues[0].qsize() == put and number_of_waiting_workers() == 3)
         until(lambda: awaited_queue(main.frame) is piped.out_queues[1])
-        explanation = explain(main)
+        explained = explain(ROW, main)
         piped.out_queues[1].put(None)
 
-    assert explanation.threads == [line, *(f"partition {j} (cpu:{j})  waits for a task" for j in (1, 2))]
-    assert explanation.waits_for == "for a result of partition 1"
-    assert re.fullmatch(HERE, explanation.place)
-    main_waits = f"the main thread waits for a result of partition 1 at {explanation.place}"
-    assert explanation.conclusion == f"every worker waits for a task, and {main_waits}{reason}"
+    assert explained.threads == [line, *(f"partition {j} (cpu:{j})  waits for a task" for j in (1, 2))]
+    assert explained.call == "for a result of partition 1"
+    assert re.fullmatch(HERE, explained.place)
+    main_waits = f"the main thread waits for a result of partition 1 at {explained.place}"
+    assert explained.conclusion == f"every worker waits for a task, and {main_waits}{reason}"
 
 
 @linux
@@ -98,14 +100,14 @@ def test_a_layer_that_does_not_return_is_named_with_its_line():
 
     with caller(lambda: piped(torch.ones(2, 3))) as main:
         until(lambda: layer.reached.is_set() and awaited_queue(main.frame) is piped.out_queues[1])
-        explanation = explain(main)
+        explained = explain(ROW, main)
         layer.may_go_on.set()
 
-    assert explanation.threads[0] == "partition 0 (cpu:0)  waits for a task"
-    assert re.fullmatch(rf"partition 1 \(cpu:1\)  is idle at {HERE}", explanation.threads[1])
+    assert explained.threads[0] == "partition 0 (cpu:0)  waits for a task"
+    assert re.fullmatch(rf"partition 1 \(cpu:1\)  is idle at {HERE}", explained.threads[1])
     assert re.fullmatch(
         rf"the main thread waits for a result of partition 1 at pipeline/pipe\.py:\d+; partition 1 is idle at {HERE}",
-        explanation.conclusion,
+        explained.conclusion,
     )
 
 
@@ -119,11 +121,11 @@ def test_in_the_backward_pass_the_worker_for_whose_gradient_another_one_waits_is
         until(lambda: number_of_waiting_workers() == 0)  # partition 0 has its task
         first = next(iter(running_workers()))
         until(lambda: any(function == "acquire" for _, _, function in Thread(first.ident).frames()))
-        explanation = explain(main)
+        explained = explain(ROW, main)
         layer.may_go_on.set()
 
-    assert explanation.threads[0] == "partition 0 (cpu:0)  waits for the gradient of a later partition"
-    assert re.search(rf"; partition 1 is idle at {HERE}$", explanation.conclusion)
+    assert explained.threads[0] == "partition 0 (cpu:0)  waits for the gradient of a later partition"
+    assert re.search(rf"; partition 1 is idle at {HERE}$", explained.conclusion)
 
 
 def test_nothing_is_concluded_while_the_main_thread_is_elsewhere():
@@ -131,10 +133,10 @@ def test_nothing_is_concluded_while_the_main_thread_is_elsewhere():
 
     with caller(lambda: end.wait(DEADLINE)) as main:
         until(lambda: number_of_waiting_workers() == len(piped.partitions))
-        explanation = explain(main)
+        explained = explain(ROW, main)
         end.set()
 
-    assert (explanation.waits_for, explanation.place, explanation.conclusion) == ("", "", "")
+    assert replace(explained, threads=[]) == ROW
 
 
 TAKES_FIRST = """
@@ -156,21 +158,19 @@ SMALL = ("--max_steps", 3, "--batch_size", 8, "--model_max_length", 16)
 
 @pytest.mark.medium
 def test_a_run_whose_pipe_hangs_ends_with_code_3_and_a_line_per_partition(tmp_path):
-    run = Hanging(tmp_path, TAKES_FIRST, ["--model_parallel_mode", "pipeline_parallel", *SMALL])
+    stopped = hang(tmp_path, TAKES_FIRST, "--model_parallel_mode", "pipeline_parallel", *SMALL)
 
-    code = run.end()
-
-    log = run.log.read_text()
-    assert code == 3, log
+    (log,) = stopped.logs
+    assert stopped.codes == [3], log
     assert "(--hang_seconds)\n" in log
     assert re.search(
         r"^  rank 0  waits  for a result of partition 0, .*/hangs\.py:\d+, iteration 1, forward$", log, re.M
     )
     for j in range(2):
         assert f"\n    partition {j} (cpu:{j})  waits for a task\n" in log
-    assert run.kept["conclusion"].endswith(": a result is taken before its task was put, or twice")
-    assert log.rstrip().endswith(run.kept["conclusion"])
-    assert [row["where"] for row in run.kept["rows"]][1:] == [
+    assert stopped.conclusion.endswith(": a result is taken before its task was put, or twice")
+    assert log.rstrip().endswith(stopped.conclusion)
+    assert [row["where"] for row in stopped.kept["rows"]][1:] == [
         f"partition {j} (cpu:{j})  waits for a task" for j in range(2)
     ]
 
@@ -197,7 +197,7 @@ def first_stage_waits():
 
 
 PipelinedProcesses.forward_backward = forward_backward
-if "--local_rank=0" in sys.argv:
+if sys.argv[-2:] == ["--local_rank", "0"]:
     lose_patience_when(first_stage_waits)
 go_on_as("pipeline/run_gpt2.py")
 """
@@ -206,14 +206,8 @@ go_on_as("pipeline/run_gpt2.py")
 @linux
 @pytest.mark.medium
 def test_over_processes_the_stage_that_waits_in_the_schedule_names_the_one_it_waits_for(tmp_path):
-    common = ["--schedule", "gpipe", *SMALL, "--master_ip", "127.0.0.1", "--master_port", free_port()]
-    ranks = [
-        Hanging(tmp_path, LAST_STAGE_HANGS, [*common, "--world_size", 2, f"--local_rank={rank}"], rank)
-        for rank in range(2)
-    ]
+    stopped = hang(tmp_path, LAST_STAGE_HANGS, "--schedule", "gpipe", *SMALL, workers=2)
 
-    codes = [rank.end() for rank in ranks]
-
-    log = ranks[0].log.read_text()
-    assert codes == [3, 3], log
+    log = stopped.logs[0]
+    assert stopped.codes == [3, 3], log
     assert re.search(r"^rank 0 waits for rank 1: rank 1 is idle at .*hangs\.py:\d+$", log, re.M), log

@@ -11,7 +11,7 @@ from cluster.emulate import why_not
 from common.paths import ROOT
 from tests.own.made_up_calibration import made_up_calibration
 from tests.own.started_processes import run
-from tests.own.warm import group
+from tests.own.workers import group
 
 pytest.importorskip("tensorboard")
 LENGTH, BATCH = 32, 2
@@ -57,9 +57,9 @@ def test_bytes_and_memory_of_real_runs_are_those_predicted(tmp_path):
     strategies = ["ddp", "pipeline", "own_zero3"]  # make bank has all
     words = ["--model", "gpt2-tiny", "--batch_size", BATCH, "--length", LENGTH, "--only", ",".join(strategies)]
 
-    codes = group(ROOT / "benchmark" / "accounting.py", [*words, "--output_dir", tmp_path / "a"], tmp_path)
+    codes = group(ROOT / "benchmark" / "accounting.py", 2, tmp_path, *words, "--output_dir", tmp_path / "a")
 
-    assert codes == [0, 0], (tmp_path / "log0").read_text()[-2000:]
+    assert codes == [0, 0], (tmp_path / "log0.txt").read_text()[-2000:]
     rows = json.loads((tmp_path / "a" / "accounting.json").read_text())["rows"]
     assert [row["strategy"] for row in rows] == strategies
     check(rows, "gpt2-tiny")

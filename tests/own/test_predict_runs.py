@@ -14,7 +14,7 @@ from benchmark.cost.programs.unsharded import ddp_buckets
 from cluster.emulate import why_not
 from common.paths import ROOT
 from tests.own.started_processes import run
-from tests.own.warm import group
+from tests.own.workers import group
 
 pytest.importorskip("tensorboard")
 QUICK = ["--seconds", "0.3", "--batches", "1,2", "--engine_batch", "2"]
@@ -36,7 +36,7 @@ def calibrate(path, *words):
 )
 def test_what_was_calibrated_on_loopback_can_be_predicted(tmp_path, workers, strategies, monkeypatch, capsys):
     def start(module, count, words, quiet):
-        return max(group(ROOT / f"{module.replace('.', '/')}.py", words, tmp_path, count))
+        return max(group(ROOT / f"{module.replace('.', '/')}.py", count, tmp_path, *words))
 
     path = tmp_path / "calibration.json"
     words = ["--workers", ",".join(map(str, workers)), "--strategies", ",".join(strategies), "--output", str(path)]

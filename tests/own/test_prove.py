@@ -18,7 +18,7 @@ from common.errors import InputError
 from common.paths import ROOT
 from tests.own.broken_engines import WRONG
 from tests.own.started_processes import run
-from tests.own.warm import group
+from tests.own.workers import group
 
 PROVE = ROOT / "benchmark" / "prove.py"
 BANK = ROOT / "tests" / "own" / "broken_engines.py"
@@ -44,8 +44,8 @@ def some(tmp_path_factory):
     """The rows of a right engine and of some wrong ones."""
     folder = tmp_path_factory.mktemp("prove")
     words = ["--engine", f"{BANK}:Averaging,{','.join(SOME)}", "--output_dir", folder / "p"]
-    codes = group(PROVE, words, folder)
-    assert codes == [1, 0], (folder / "log0").read_text()[-2000:]
+    codes = group(PROVE, 2, folder, *words)
+    assert codes == [1, 0], (folder / "log0.txt").read_text()[-2000:]
     return {row["strategy"]: row for row in json.loads((folder / "p" / "proof.json").read_text())}
 
 
@@ -95,7 +95,7 @@ def test_every_strategy_is_right(workers, precision, tmp_path):
 @pytest.mark.medium
 @pytest.mark.skipif(not HAS_MEGATRON, reason="needs megatron-core: python install.py megatron")
 def test_megatron_with_a_vocabulary_that_cannot_be_divided_is_right(tmp_path):
-    assert group(PROVE, ["--strategy", "megatron", "--output_dir", tmp_path / "p"], tmp_path) == [0, 0]
+    assert group(PROVE, 2, tmp_path, "--strategy", "megatron", "--output_dir", tmp_path / "p") == [0, 0]
     assert [row["gradient"] for row in json.loads((tmp_path / "p" / "proof.json").read_text())] == ["ok"]
 
 

@@ -31,7 +31,6 @@ WITHOUT_GPUS = (
 DDP = f"{WITHOUT_GPUS} --nodelist=n2 benchmark/slurm/ddp.sbatch --output_dir"
 JOBS = {
     "hello": "--mem=1G cluster/course.sbatch cluster/hello.py",
-    "no script": "--mem=1G cluster/course.sbatch",
     "one node": f"{DDP} FOLDER/one",
     "the same node": f"{DDP} FOLDER/same",
     "grade": f"--mem=3G --array=1-2 --export=ALL,OUT=FOLDER/graded staff/slurm/grade_class.sbatch 'FOLDER/class/*' "
@@ -83,13 +82,6 @@ def test_each_of_four_nodes_has_a_rank_and_all_of_them_join(jobs):
     for rank in range(4):
         assert f"rank {rank} of 4 has joined" in output
     assert output.count("got the sum [10.0, 100.0]") == 4
-
-
-def test_a_job_without_a_script_is_said_to_be_that(jobs):
-    code, output = jobs["no script"]
-
-    assert code == 2
-    assert output == "error: no script given; run: sbatch cluster/course.sbatch SCRIPT FLAGS\n"
 
 
 @pytest.mark.parametrize("name", ["one node", "the same node"])

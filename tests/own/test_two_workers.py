@@ -1,13 +1,11 @@
 """GPT-2 on one and on two workers, the end of `make demo`: its table, and what it says when something is missing."""
 
-import json
 import os
 from dataclasses import replace
 
 import pytest
 import torch
 
-from cluster import two_workers
 from cluster.two_workers import Speed, table
 from common import record
 from common.arguments import parse_glue_arguments
@@ -56,17 +54,3 @@ def test_the_baseline_is_one_worker_with_one_thread_and_a_disturbed_run_does_not
     assert lines[3].split()[-2:] == ["13300", "1.90"]
     assert "repeat" not in "".join(lines)
     assert table([one, replace(two, warning="disturbed")]).rstrip().endswith("repeat: python -m cluster.two_workers")
-
-
-@pytest.mark.proof
-def test_the_runs_have_folders_of_their_own_and_leave_the_figures_alone(monkeypatch):
-    monkeypatch.setattr(two_workers, "EXAMPLES", 2)
-    figures = two_workers.ROOT / "submit_figures"
-    before = {path: path.read_bytes() for path in figures.glob("*")} if figures.is_dir() else {}
-
-    speed = two_workers.measure("2 workers", 2, 1, 3)
-
-    record = json.loads((two_workers.ROOT / "runs/demo/gpt2_2_workers_1_threads/rank1.json").read_text())
-    assert len(record["iterations"]) == 3 and record["host"]["threads"] == 1
-    assert speed.tokens_per_second > 0
-    assert before == ({path: path.read_bytes() for path in figures.glob("*")} if figures.is_dir() else {})

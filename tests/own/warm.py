@@ -14,8 +14,6 @@ from multiprocessing import forkserver
 from pathlib import Path
 from unittest import mock
 
-from cluster.launch import free_port
-
 LOADED = [
     "torch.distributed",
     "torch._dynamo",  # any optimizer imports it at its first step
@@ -60,17 +58,6 @@ class Script:
     def kill(self) -> None:
         if self.poll() is None:
             self.send_signal(signal.SIGKILL)
-
-
-def group(path: Path, words: Sequence[object], folder: Path, world_size: int = 2, seconds: float = 900) -> list[int]:
-    """Run a script as all workers of a group on this machine; return the exit codes. Rank r prints to folder/log{r}."""
-    place = ["--master_ip", "127.0.0.1", "--master_port", free_port(), "--world_size", world_size, "--local_rank"]
-    ranks = [Script(path, [*words, *place, rank], folder / f"log{rank}") for rank in range(world_size)]
-    try:
-        return [rank.wait(seconds) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
 
 
 def _run(path: str, words: list[str], log: str, environment: dict[str, str]) -> None:

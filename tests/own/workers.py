@@ -9,25 +9,32 @@ from tests.own.warm import Script
 
 
 def start(script: Path, world_size: int, folder: Path, *words: object) -> list[Script]:
-    """Start all workers; rank r prints into folder/log{r}.txt, and folder/run is their output folder."""
+    """Start all workers; rank r prints into folder/log{r}.txt. folder/run is their output folder, or as `words` say."""
     folder.mkdir(exist_ok=True)
-    group = ["--master_ip", "127.0.0.1", "--master_port", free_port(), "--world_size", world_size]
-    group += ["--output_dir", folder / "run", "--local_rank"]
-    return [Script(script, [*words, *group, rank], folder / f"log{rank}.txt") for rank in range(world_size)]
+    place = ["--master_ip", "127.0.0.1", "--master_port", free_port(), "--world_size", world_size]
+    if "--output_dir" not in words:
+        place += ["--output_dir", folder / "run"]
+    words = (*words, *place, "--local_rank")
+    return [Script(script, [*words, rank], folder / f"log{rank}.txt") for rank in range(world_size)]
 
 
 def wait(workers: list[Script]) -> list[int]:
     """Wait for all, and return their exit codes."""
     try:
-        return [worker.wait(timeout=240) for worker in workers]
+        return [worker.wait(timeout=900) for worker in workers]
     finally:
         for worker in workers:
             worker.kill()
 
 
+def group(script: Path, world_size: int, folder: Path, *words: object) -> list[int]:
+    """Run all workers to their end; return the exit codes."""
+    return wait(start(script, world_size, folder, *words))
+
+
 def run(script: Path, world_size: int, folder: Path, *words: object) -> list[dict[str, Any]]:
     """Run all workers to a good end; return the record of each rank."""
-    codes = wait(start(script, world_size, folder, *words))
+    codes = group(script, world_size, folder, *words)
     assert codes == [0] * world_size, "".join((folder / f"log{rank}.txt").read_text() for rank in range(world_size))
     return [json.loads((folder / "run" / f"rank{rank}.json").read_text()) for rank in range(world_size)]
 
