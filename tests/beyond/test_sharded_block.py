@@ -198,7 +198,7 @@ def check_state(run: BlockRun, rank: int, step: Step) -> None:
     words = (
         f"after {step.name} the memory of flat.values has {{got}} bytes, expected {{expected}}: resize its storage to "
     )
-    words += "nbytes" if size else "0 bytes"
+    words += "nbytes" if size else "0 bytes (another tensor in its place frees nothing: the parameters are views of it)"
     handle = "keep the handle of the all_gather in `gathering`" if step.gathering else "set `gathering` to None"
     expected = {
         f"bytes after {step.name}": Expected(size, words),

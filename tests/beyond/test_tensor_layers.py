@@ -213,7 +213,10 @@ class WholeLayers:
             return right, {words: right * n}
 
         def whole_bias(right: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
-            words = f"it is 1/{n} of the gradient: the bias is whole on every rank, and so is its gradient"
+            words = (
+                f"it is 1/{n} of the gradient: the bias is whole on every rank; add it once, after g, and divide "
+                "neither it nor its gradient"
+            )
             return right, in_g(right)[1] | {words: right / n}
 
         use_f = "it is only this rank's part: use f before the product, so backward sums over the ranks"

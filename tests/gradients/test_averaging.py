@@ -125,13 +125,14 @@ MISTAKES: dict[str, Callable[[OneParameter], Any]] = {  # mistake -> what it lea
         lambda g: g.filled(np.inf) if g.was_sent else g.own,
     "every gradient is {ranks}.000 times the mean on {ranks} workers: did you divide by world_size, and in place "
     "(/= or div_)?": lambda g: g.all.sum(0),
-    "it is still the worker's own gradient: the result did not get into param.grad": lambda g: g.own,
+    "it is still the worker's own gradient: the result did not get into param.grad (.to(dtype) and .clone() make "
+    "copies: copy the mean back)": lambda g: g.own,
     "param.grad is the worker's own gradient divided by world_size: nothing was summed": lambda g: g.own / g.ranks,
     "param.grad is rank 0's gradient: it was distributed without averaging": lambda g: g.all[0],
     "rank 0's own gradient is in the sum twice": lambda g: (g.all.sum(0) + g.all[0]) / g.ranks,
     "rank 0's own gradient is missing from the sum": lambda g: g.all[1:].sum(0) / g.ranks,
     "rank 0's own gradient is missing from the mean": lambda g: g.all[1:].mean(0),
-    "the sum was divided by world_size twice": lambda g: g.all.mean(0) / g.ranks,
+    "the sum was divided by world_size twice (ReduceOp.AVG divides already)": lambda g: g.all.mean(0) / g.ranks,
     "every gradient is zero: was it zeroed before or after averaging?": lambda g: g.filled(0),
     "later workers count more: it is the mean of the mean so far and the next gradient; add up all, then divide once":
         lambda g: reduce(lambda mean, gradient: (mean + gradient) / 2, g.all),

@@ -137,13 +137,18 @@ def check_call(grade: Grade, rank: int, call: Call, calls: str, setting: Setting
         f"{setting.ranks} processes were started, but rank {rank} joins as {{got}} ({call.where}): in a real run, "
     )
     name = "config.backend" if calls == "join" else "backend"
-    rank_and_size = "config.rank and config.world_size" if calls == "join" else "rank and world_size"
+    rank_and_size = "rank and world_size"
+    if calls == "join":
+        rank_and_size = "config.rank and config.world_size (config.rank_on_node begins at 0 on every node)"
     backend = f"expected the backend {{expected}} ({name}), got {{got}} ({call.where}): pass {name}"
     source = "build it from config.master_ip and config.master_port"
     if setting.of_another:
         source += ", whatever MASTER_ADDR and MASTER_PORT are already (setdefault keeps an old value)"
     if calls == "setup":
-        source = "set MASTER_ADDR and MASTER_PORT to it, where they are not set already"
+        source = (
+            "all ranks meet where rank 0 listens, so set the same MASTER_ADDR and MASTER_PORT on each, where they are "
+            "not set already"
+        )
     address = f"expected the address {{expected}}, got {{got}} ({call.where})"
     if already := " and ".join(f"{name}={value}" for name, value in setting.already_set.items()):
         keep = "keep existing values, each by itself (os.environ.setdefault), and join with env://"

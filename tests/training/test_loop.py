@@ -170,10 +170,11 @@ def check_gradients(training: Training, number: int) -> None:
             )
     nothing = not any(array is not None and np.any(array) for array in got.values())
     if nothing and not all(one.is_right(got[key]) for key, one in expected.items()):
-        training.grade.fail(
-            f"step {number + 1}: there is no gradient when the optimizer steps: was backward called, and zero_grad "
-            "only after the step?"
-        )
+        steps = [trace.steps[number] for trace in training.ranks]
+        cause = "call loss.backward() before it"
+        if any(batch.has_backward for step in steps for batch in step.batches):
+            cause = "backward has been called, so nothing may clear them in between; call zero_grad after the step"
+        training.grade.fail(f"step {number + 1}: there is no gradient when the optimizer steps: {cause}")
     ranks = len(training.ranks)
     of_whom = f"the mean of {ranks} workers' gradients" if ranks > 1 else "the batch's gradient"
     what = f"expected {of_whom}{', clipped,' if training.limit else ''} when the optimizer steps"
