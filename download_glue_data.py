@@ -1,12 +1,12 @@
 """Download GLUE tasks: `python download_glue_data.py --data_dir glue_data` brings RTE, --tasks brings others.
 
-A file is NAME.part until it is complete and checked; then it is unpacked in a hidden folder, which is renamed in one
-step. So a file with its final name is complete. After an interrupted run, the same command continues where it stopped.
+A file is downloaded, checked and unpacked in a hidden folder; then the task's folder gets its name in one step. So a
+folder with its final name is complete.
 
 SHA256 has the sums of the published files as two public dataset libraries record them (huggingface/datasets and
-tensorflow/datasets); a file from the published address must have its sum. A mirror may serve repacked
-archives, or fewer rows on purpose. There, only the archive's own CRCs must match; a different sum is a note, and a
-different number of rows is a warning.
+tensorflow/datasets); a file from the published address must have its sum. A mirror may serve repacked archives, or
+fewer rows on purpose. There, only the archive's own CRCs must match; a different sum is a note, and a different number
+of rows is a warning.
 """
 
 import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
@@ -22,17 +22,14 @@ import urllib.error
 import urllib.request
 import zipfile
 import zlib
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from tqdm import tqdm
 
 from common.errors import InputError, exit_on_input_error
-from common.paths import cache_dir, locked
 
 HOST = "https://dl.fbaipublicfiles.com"
-CHUNK = 1 << 16  # bytes asked for at once
 TIMEOUT = 30.0  # seconds without a byte until the connection counts as broken
-LARGEST_TASK = 2 << 30  # bytes a task may have after unpacking
 
 MRPC_PARTS = ("msr_paraphrase_train.txt", "msr_paraphrase_test.txt", "dev_ids.tsv")
 SHA256 = {
@@ -77,118 +74,60 @@ by hand, where this machine has no network:
   fetch NAME.zip (or the three parts) elsewhere, put it into --data_dir, run the same command again"""
 
 
-class DamagedFileError(InputError):
-    """A file is whole by its length, but is not what it should be."""
-
-
-def download(url: str, part: Path) -> None:
-    """Download what is missing in `part`, or all of it if the server cannot continue from there.
-
-    Raises InputError if there is no file (`part` does not change) or the connection broke (`part` keeps what arrived).
-    """
-    have = part.stat().st_size if part.exists() else 0
-    request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
+def download(url: str, file: Path) -> None:
+    """Download `url` into `file`. Raises InputError if there is no such file or the connection broke."""
     try:
-        response = urllib.request.urlopen(request, timeout=TIMEOUT)
+        with (
+            urllib.request.urlopen(url, timeout=TIMEOUT) as response,
+            open(file, "wb") as target,
+            tqdm.wrapattr(response, "read", total=response.length, desc=file.name) as source,
+        ):
+            shutil.copyfileobj(source, target)
+            if response.length:  # bytes that were announced and have not come
+                raise InputError(f"{url}: the connection broke")
     except urllib.error.HTTPError as error:
         error.close()
-        if error.code == 416 and have:  # nothing comes after what we have: it is complete, or check() finds it is not
-            return
         raise InputError(f"{url}: the server answered {error.code} {error.reason}") from error
-    except (OSError, http.client.HTTPException) as error:
+    except (urllib.error.URLError, TimeoutError, ConnectionError, http.client.HTTPException) as error:
         raise InputError(f"cannot reach {url} ({getattr(error, 'reason', error)})") from error
-    with response:
-        if response.headers.get_content_type() == "text/html":
-            raise InputError(f"{url}: got a web page, not the file (the login page of this network?)")
-        goes_on = response.headers.get("Content-Range", "").startswith(f"bytes {have}-")
-        if not save(response, part, have if goes_on else 0):
-            raise InputError(f"{url}: the connection broke; {part} keeps what arrived; run this again to continue")
 
 
-def save(response: http.client.HTTPResponse, part: Path, kept: int) -> bool:
-    """Write the answer after the first `kept` bytes (all or none of `part`); False if it is shorter than announced."""
-    total = None if response.length is None else kept + response.length
-    with (
-        open(part, "ab" if kept else "wb", buffering=0) as file,  # unbuffered: even a killed run loses nothing
-        tqdm(total=total, initial=kept, desc=part.stem, unit="B", unit_scale=True) as bar,
-    ):
-        while True:
-            try:
-                chunk = response.read1(CHUNK)  # read() would wait for the whole chunk and lose it if the line broke
-            except (OSError, http.client.HTTPException):
-                return False
-            if not chunk:
-                return total is None or file.tell() == total
-            file.write(chunk)
-            bar.update(len(chunk))
+def obtain(name: str, data_dir: Path, mirror: str | None, scratch: Path) -> Path:
+    """The path of `name`: in `data_dir` if the user put it there, else in `scratch`, downloaded.
 
-
-def obtain(name: str, data_dir: Path, mirror: str | None) -> Path:
-    """The path of a checked file: `name` where the user put it into `data_dir`, else `name`.part, now complete."""
-    by_hand, part = data_dir / name, data_dir / f"{name}.part"
-    published = f"{HOST}/{PUBLISHED_AS.get(name, f'glue/data/{name}')}"
-    url = f"{mirror.rstrip('/')}/{name}" if mirror else published
-    manually = f"by hand: fetch {published}, save it as {by_hand} and run the same command again, or see --mirror"
-    if by_hand.exists():
-        check(by_hand, name, must_be_published=False)
-        return by_hand
-    if mirror and name in MRPC_PARTS:
-        part.unlink(missing_ok=True)  # a text has no CRC: halves of two versions would not be noticed
-    while True:
-        resumed = part.exists()
-        try:
-            download(url, part)
-            check(part, name, must_be_published=mirror is None)
-            return part
-        except DamagedFileError as error:
-            part.unlink()  # going on from wrong bytes would never make them right
-            if not resumed:
-                raise InputError(f"{url}: {error}; {manually}") from error
-            print(f"{error}: has it changed on the server? Starting again.", file=sys.stderr)
-        except InputError as error:
-            raise InputError(f"{error}; {manually}") from error
-
-
-def check(path: Path, name: str, must_be_published: bool) -> None:
-    """Raise DamagedFileError unless `path` is the published file or, where that is not asked for, a sound one."""
-    with path.open("rb") as file:
-        if hashlib.file_digest(file, "sha256").hexdigest() == SHA256[name]:
-            return
-    if must_be_published:
-        raise DamagedFileError(f"{path} is not the published file (its sha256 differs)")
-    if name.endswith(".zip"):
-        unpack(path, name.removesuffix(".zip"), None)
-    print(f"note: {name} is not byte for byte the published file", file=sys.stderr)
-
-
-def unpack(path: Path, task: str, folder: Path | None) -> None:
-    """Write the task's TSV files into `folder`, or only read them where it is None; zipfile compares the CRCs.
-
-    Nothing else is unpacked, and under no name that comes from the archive. Raises DamagedFileError.
+    Raises InputError if what comes from the published address is not the published file.
     """
+    by_hand, file = data_dir / name, scratch / name
+    published = f"{HOST}/{PUBLISHED_AS.get(name, f'glue/data/{name}')}"
+    if not by_hand.exists():
+        try:
+            download(f"{mirror.rstrip('/')}/{name}" if mirror else published, file)
+        except InputError as error:
+            advice = f"by hand: fetch {published}, save it as {by_hand} and run the same command again, or see --mirror"
+            raise InputError(f"{error}; {advice}") from error
+    path = by_hand if by_hand.exists() else file
+    with path.open("rb") as opened:
+        is_published = hashlib.file_digest(opened, "sha256").hexdigest() == SHA256[name]
+    if path == file and not mirror and not is_published:
+        raise InputError(f"{published}: is not the published file (its sha256 differs); try again, or see --mirror")
+    if not is_published:
+        print(f"note: {name} is not byte for byte the published file", file=sys.stderr)
+    return path
+
+
+def unpack(path: Path, task: str, folder: Path) -> None:
+    """Write the task's TSV files into `folder`, under no name that comes from the archive. Raises InputError."""
     try:
         with zipfile.ZipFile(path) as archive:
-            for split, member in find_members(archive, task).items():
-                target = folder / f"{split}.tsv" if folder else os.devnull
-                with archive.open(member) as source, open(target, "wb") as file:
-                    shutil.copyfileobj(source, file)
-    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, UnicodeDecodeError, OSError) as error:
-        raise DamagedFileError(f"{path} cannot be unpacked ({error}) and must be downloaded again") from error
-
-
-def find_members(archive: zipfile.ZipFile, task: str) -> dict[str, zipfile.ZipInfo]:
-    """Return the name of each split in the archive. Raises DamagedFileError."""
-    members = {member.filename: member for member in archive.infolist()}
-    for name in members:
-        path = PurePosixPath(name.replace("\\", "/"))
-        if path.is_absolute() or ".." in path.parts:
-            raise DamagedFileError(f"{archive.filename} contains a path outside of itself, {name!r}")
-    splits = {split: members[place] for split in ROWS[task] if (place := f"{task}/{split}.tsv") in members}
-    if missing := NEEDED[task] - splits.keys():
-        raise DamagedFileError(f"{archive.filename} contains no {task}/{min(missing)}.tsv, which is required")
-    if (unpacked := sum(member.file_size for member in splits.values())) > LARGEST_TASK:
-        raise DamagedFileError(f"{archive.filename} would unpack to {unpacked:,} bytes, more than {LARGEST_TASK:,}")
-    return splits
+            there = set(archive.namelist())
+            splits = [split for split in ROWS[task] if f"{task}/{split}.tsv" in there]
+            if missing := NEEDED[task] - set(splits):
+                raise InputError(f"{path.name} contains no {task}/{min(missing)}.tsv, which is required")
+            for split in splits:
+                with archive.open(f"{task}/{split}.tsv") as source, open(folder / f"{split}.tsv", "wb") as file:
+                    shutil.copyfileobj(source, file)  # compares the CRC
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path.name} cannot be unpacked ({error}) and must be downloaded again") from error
 
 
 def assemble_mrpc(parts: list[Path], folder: Path) -> None:
@@ -218,37 +157,30 @@ def assemble_mrpc(parts: list[Path], folder: Path) -> None:
 
 
 def install(task: str, data_dir: Path, mirror: str | None, force: bool) -> None:
-    """Put the finished task into `data_dir`/`task`, unless it is there already.
-
-    Of two runs at once the second waits at the lock, and then finds the task finished.
-    """
+    """Put the finished task into `data_dir`/`task`, unless it is there already."""
     folder = data_dir / task
-    lock = hashlib.sha256(bytes(folder.resolve())).hexdigest()[:16]
-    with locked(cache_dir("locks") / lock):
-        there = {split for split in ROWS[task] if (folder / f"{split}.tsv").exists()}
-        missing = NEEDED[task] - there
-        if not force and there and missing:
-            raise InputError(f"{folder} has {min(there)}.tsv and no {min(missing)}.tsv: move it away, or use --force")
-        if not force and not missing:
-            print(f"{folder} is complete (--force downloads it again)")
-            return
-        files = [obtain(name, data_dir, mirror) for name in (MRPC_PARTS if task == "MRPC" else [f"{task}.zip"])]
-        with tempfile.TemporaryDirectory(prefix=f".{task}-", dir=data_dir) as scratch:
-            staged = Path(scratch) / task
-            staged.mkdir()
-            if task == "MRPC":
-                assemble_mrpc(files, staged)
-            else:
-                unpack(files[0], task, staged)
-            counts = count_rows(task, staged)
-            if not folder.exists():
-                staged.rename(folder)
-            else:
-                for file in staged.iterdir():
-                    os.replace(file, folder / file.name)
-        for file in files:
-            if file.suffix == ".part":
-                file.unlink()
+    there = {split for split in ROWS[task] if (folder / f"{split}.tsv").exists()}
+    missing = NEEDED[task] - there
+    if not force and there and missing:
+        raise InputError(f"{folder} has {min(there)}.tsv and no {min(missing)}.tsv: move it away, or use --force")
+    if not force and not missing:
+        print(f"{folder} is complete (--force downloads it again)")
+        return
+    with tempfile.TemporaryDirectory(prefix=f".{task}-", dir=data_dir) as scratch:
+        names = MRPC_PARTS if task == "MRPC" else (f"{task}.zip",)
+        files = [obtain(name, data_dir, mirror, Path(scratch)) for name in names]
+        staged = Path(scratch) / task
+        staged.mkdir()
+        if task == "MRPC":
+            assemble_mrpc(files, staged)
+        else:
+            unpack(files[0], task, staged)
+        counts = count_rows(task, staged)
+        if not folder.exists():
+            staged.rename(folder)
+        else:
+            for file in staged.iterdir():
+                os.replace(file, folder / file.name)
     print(f"{folder}: {counts} rows; train on it with --task_name {task} --data_dir {folder}")
 
 
@@ -294,7 +226,6 @@ def main() -> None:
         for task in config.tasks:
             install(task, config.data_dir, config.mirror, config.force)
     except KeyboardInterrupt:
-        print(f"\ninterrupted: run the same command again to continue from {config.data_dir}/*.part", file=sys.stderr)
         sys.exit(130)
     except OSError as error:
         raise InputError(f"cannot write {error.filename or config.data_dir}: {error.strerror}") from error

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from common.config import Gpt2Config
+from common.epochs import mean_and_deviation, measured_epochs
 from common.figures import bars
-from common.mean_and_deviation import mean_and_deviation
 from common.paths import ROOT, atomic_write, shown
 from common.record import Record
 from common.workers.processor import other_programs
@@ -28,20 +28,15 @@ FIGURES = {
 def epoch_metrics(config: Gpt2Config, record: Record) -> dict[str, Any]:
     """Return both metrics of every epoch, with mean and deviation; the first one counts only if it is the only one."""
     measured = record.as_dict()
-    seconds = [iteration["seconds"] for iteration in measured["iterations"]]
-    per_epoch = record.steps_per_epoch
-    epochs = [seconds[i : i + per_epoch] for i in range(0, len(seconds), per_epoch)]
-    whole = [sum(epoch) for epoch in epochs if len(epoch) == per_epoch] or [sum(seconds)]
-    times = whole[1:] or whole
-    tokens = config.batch_size * config.model_max_length * min(per_epoch, len(seconds))
-    speeds = [tokens / time for time in times]
+    epochs = measured_epochs(measured, config.batch_size * config.model_max_length)
+    times, speeds = zip(*epochs, strict=True)
     means = {
         name: dict(zip(("mean", "std"), mean_and_deviation(values), strict=True))
         for name, values in (("training_time", times), ("tokens_per_second", speeds))
     }
     alone = "processor" in measured and measured["world_size"] == 1  # one process of several sees only its own share
     busy = other_programs([measured["processor"]]) if alone else None
-    return {**means, "epochs": list(zip(times, speeds, strict=True)), "other_programs": busy}
+    return {**means, "epochs": epochs, "other_programs": busy}
 
 
 def compare_modes(config: Gpt2Config, metrics: dict[str, Any]) -> None:

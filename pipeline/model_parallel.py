@@ -95,25 +95,22 @@ class GPT2ModelCustom(GPT2Model):
         input_ids: Tensor,
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
-        use_cache: bool | None = None,
     ) -> BaseModelOutput:
         """input_ids (B, T), attention_mask (B, T) with 0 at padding -> last_hidden_state (B, T, D) on the last device.
 
-        position_ids (B, T) or (1, T). With use_cache=False (as in transformers), position ids that restart at 0
-        separate several texts packed into one example; these do not attend to each other.
+        position_ids (B, T) or (1, T).
         """
         first = self.wte.weight.device
         hidden = self.wte(input_ids.to(first))  # (B, T, D)
         if position_ids is None:
             position_ids = torch.arange(hidden.shape[1]).unsqueeze(0)
         position_ids = position_ids.to(first)
-        may_use_cache = self.config.use_cache if use_cache is None else use_cache
         mask = create_causal_mask(
             config=self.config,
             inputs_embeds=hidden,
             attention_mask=None if attention_mask is None else attention_mask.to(first),
             past_key_values=None,
-            position_ids=None if may_use_cache else position_ids,
+            position_ids=None,
         )  # (B, 1, T, T), or None if plain causal attention is enough
         if mask is not None:
             assert isinstance(mask, Tensor), "flex attention describes its mask in another form"

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from common.errors import InputError
+from common.figures import figure
 from common.paths import atomic_write
 
 
@@ -92,39 +92,20 @@ class Trace:
         with atomic_write(path) as file:
             json.dump({"traceEvents": events, "displayTimeUnit": "ms"}, file)
 
-    @classmethod
-    def load(cls, path: str | Path) -> "Trace":
-        """Read what `save` wrote. Raises InputError for a file that is something else."""
-        try:
-            events = [event for event in json.loads(Path(path).read_text())["traceEvents"] if event["ph"] == "X"]
-            return cls(
-                [
-                    Box(e["cat"], e["tid"], e["args"]["micro_batch"], e["ts"] / 1e6, (e["ts"] + e["dur"]) / 1e6)
-                    for e in events
-                ]
-            )
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise InputError(f"cannot read the trace {path} ({error!r}); run the script again") from None
-
     def draw(self, path: str | Path, title: str = "") -> None:
         """Draw the boxes: one row per partition, time from left to right, bubble and speed-up in the title."""
-        from matplotlib.figure import Figure  # takes a second to import
-
         start = min(box.begin for box in self.boxes)
-        figure = Figure(figsize=(10, 1.2 + 0.6 * self.partitions), layout="constrained")
-        axes = figure.subplots()
-        for box in self.boxes:
-            left, width = 1e3 * (box.begin - start), 1e3 * (box.end - box.begin)
-            colour = {"forward": "#8fbbe8", "backward": "#f2c179"}[box.phase]
-            axes.barh(box.partition, width, left=left, height=0.8, color=colour, edgecolor="black", linewidth=0.6)
-            label = f"{box.phase[0].upper()}{box.micro_batch}"
-            axes.text(left + width / 2, box.partition, label, ha="center", va="center", fontsize=8)
-        axes.set_yticks(range(self.partitions), [f"partition {j}" for j in range(self.partitions)])
-        axes.invert_yaxis()
-        axes.set_xlabel("time (ms)")
-        axes.set_title(f"{title}  {self.in_words()}".strip())
-        with atomic_write(path, "wb") as file:
-            figure.savefig(file, format=Path(path).suffix.lstrip(".") or "png", dpi=120)
+        with figure(path, width=10, height=1.2 + 0.6 * self.partitions) as axes:
+            for box in self.boxes:
+                left, width = 1e3 * (box.begin - start), 1e3 * (box.end - box.begin)
+                colour = {"forward": "#8fbbe8", "backward": "#f2c179"}[box.phase]
+                axes.barh(box.partition, width, left=left, height=0.8, color=colour, edgecolor="black", linewidth=0.6)
+                label = f"{box.phase[0].upper()}{box.micro_batch}"
+                axes.text(left + width / 2, box.partition, label, ha="center", va="center", fontsize=8)
+            axes.set_yticks(range(self.partitions), [f"partition {j}" for j in range(self.partitions)])
+            axes.invert_yaxis()
+            axes.set_xlabel("time (ms)")
+            axes.set_title(f"{title}  {self.in_words()}".strip())
 
 
 @contextmanager

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from common.config import Gpt2Config
+from common.epochs import mean_and_deviation, measured_epochs
 from common.errors import InputError
 from common.figures import bars
-from common.mean_and_deviation import mean_and_deviation
 from common.paths import ROOT, atomic_write, shown
 from common.workers.processor import other_programs
 from common.workers.watchdog import LOST_CONTACT
@@ -33,22 +33,15 @@ def check_workers(processes: Sequence) -> None:
         raise InputError("rank {} exited with code {}; see its message above".format(*failed[0]))
 
 
-def measured_epochs(record: dict) -> list[tuple[float, float]]:
-    """Return one worker's training time (s) and tokens per second of every epoch.
-
-    The first epoch is a warm-up and is left out, unless it is the only one.
-    """
-    config, steps = record["config"], record["steps_per_epoch"]
-    seconds = [iteration["seconds"] for iteration in record["iterations"]]
-    epochs = [seconds[i : i + steps] for i in range(0, len(seconds), steps)]
-    epochs = epochs[1:] or epochs
-    tokens = config["batch_size"] // record["world_size"] * config["model_max_length"]  # in one iteration
-    return [(sum(epoch), len(epoch) * tokens / sum(epoch)) for epoch in epochs]
+def own_epochs(record: dict) -> list[tuple[float, float]]:
+    """Return one worker's training time (s) and tokens per second of the epochs."""
+    config = record["config"]
+    return measured_epochs(record, config["batch_size"] // record["world_size"] * config["model_max_length"])
 
 
 def epoch_metrics(record: dict) -> dict[str, float]:
     """Return one worker's mean and standard deviation over epochs of training time (s) and tokens per second."""
-    times, speeds = zip(*measured_epochs(record), strict=True)
+    times, speeds = zip(*own_epochs(record), strict=True)
     time, time_std = mean_and_deviation(times)
     speed, speed_std = mean_and_deviation(speeds)
     return {
@@ -92,7 +85,7 @@ def report_scaling(config: Gpt2Config, figures: Path = FIGURES) -> None:
         **combine(workers),
         "epochs": [
             [sum(time for time, _ in epoch) / len(epoch), sum(speed for _, speed in epoch)]
-            for epoch in zip(*map(measured_epochs, records), strict=True)
+            for epoch in zip(*map(own_epochs, records), strict=True)
         ],
     }
     print(f"{config.world_size} workers: {_words(together)}")

@@ -10,6 +10,7 @@ No number is adjusted to fit another.
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,13 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # finds common/ from any folder
 import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
 
+import numpy as np
+
 from common.errors import InputError, exit_on_input_error
 from common.figures import COLOURS, HATCHES, figure
 from common.flags import burst_bytes
-from task4_traffic.counters import rates, read_counters, volume
+from task4_traffic.counters import Sample, rates, read_counters
+from task4_traffic.dstat import read_dstat
 from task4_traffic.expected import Traffic, all_reduce_traffic, seconds, traffic_per_epoch
 
 SHOWN_ITERATIONS = 5  # in the plot over time
@@ -218,8 +222,6 @@ def plot_epochs(path: Path, runs: list[TrafficRun]) -> None:
 
 def observed_by_dstat(path: Path, interface: str, folder: Path, rank: int) -> str:
     """Say in one line what dstat or dool counted in the same windows."""
-    from task4_traffic.dstat import read_dstat
-
     windows = read_json(folder, f"traffic_{rank}.json")["windows"]
     sent = received = 0.0
     for window in windows:
@@ -238,6 +240,14 @@ def observed_by_dstat(path: Path, interface: str, folder: Path, rank: int) -> st
     kernel = sum(window["sent"] for window in windows)
     words = f"{path.name}: {sent:,.0f} bytes sent and {received:,.0f} received while {folder.name} trained"
     return f"{words}; the kernel's counters say {kernel:,.0f} sent (ratio {sent / kernel:.4f})"
+
+
+def volume(samples: Sequence[Sample], begin: float, end: float) -> tuple[float, float]:
+    """Return the bytes (received, sent) between two times, assuming an even rate between two readings."""
+    times = [sample.time for sample in samples]
+    received = np.interp([begin, end], times, [sample.received for sample in samples])
+    sent = np.interp([begin, end], times, [sample.sent for sample in samples])
+    return float(received[1] - received[0]), float(sent[1] - sent[0])
 
 
 def main() -> None:

@@ -8,25 +8,33 @@ is a volume and misses nothing. dstat writes a rate: multiply it by the time tha
 """
 
 import argparse
-import bisect
 import csv
 import sys
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # finds common/ from any folder
 
 from common.errors import InputError, exit_on_input_error
-from task4_traffic.dstat import read_dstat
-from task4_traffic.sample import Sample
 
 PER_SECOND = 10
 # This process's network namespace. /sys/class/net may show another one.
 KERNEL = Path("/proc/self/net/dev")
 HEAD = ("time", "received_bytes", "sent_bytes", "received_packets", "sent_packets", "event")
+
+
+class Sample(NamedTuple):
+    """One reading: seconds since 1970; bytes and packets so far; the event at that time, or ""."""
+
+    time: float
+    received: int
+    sent: int
+    received_packets: int = 0
+    sent_packets: int = 0
+    event: str = ""
 
 
 def read_kernel(text: str) -> dict[str, tuple[int, int, int, int]]:
@@ -105,31 +113,6 @@ def read_counters(path: Path) -> list[Sample]:
     return [Sample(float(row[0]), int(row[1]), int(row[2]), int(row[3]), int(row[4]), row[5]) for row in whole]
 
 
-def volume(samples: Sequence[Sample], begin: float, end: float) -> tuple[float, float]:
-    """Return the bytes (received, sent) between two times, assuming an even rate between two readings.
-
-    Raises:
-        InputError: the samples do not cover the whole period.
-    """
-    if not samples or begin < samples[0].time or end > samples[-1].time or begin > end:
-        span = f"{samples[0].time:.1f} to {samples[-1].time:.1f}" if samples else "nothing"
-        raise InputError(f"expected counters from {begin:.1f} to {end:.1f}, got {span}: start counting earlier")
-    first, last = _at(samples, begin), _at(samples, end)
-    return last[0] - first[0], last[1] - first[1]
-
-
-def _at(samples: Sequence[Sample], moment: float) -> tuple[float, float]:
-    """Return the counters at one moment (bytes received, bytes sent)."""
-    place = min(max(1, bisect.bisect_left(samples, moment, key=lambda sample: sample.time)), len(samples) - 1)
-    before, after = samples[place - 1], samples[place]
-    span = after.time - before.time
-    share = (moment - before.time) / span if span else 0.0
-    return (
-        before.received + share * (after.received - before.received),
-        before.sent + share * (after.sent - before.sent),
-    )
-
-
 def rates(samples: Iterable[Sample]) -> list[tuple[float, float, float]]:
     """Return (middle time, bytes received per second, bytes sent per second) between neighbouring readings."""
     points = []
@@ -153,6 +136,8 @@ def main() -> None:
     parser.add_argument("--read", type=Path, help="do not count; add up a file of dstat or dool instead")
     arguments = parser.parse_args()
     if arguments.read:
+        from task4_traffic.dstat import read_dstat  # it imports this file
+
         for number, run in enumerate(read_dstat(arguments.read, arguments.interface), 1):
             first, last = run[0], run[-1]
             print(

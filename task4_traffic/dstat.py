@@ -8,6 +8,7 @@ since the previous row. dstat writes bytes per second; dool writes bits per seco
 includes `lo` in net/total. dstat's first row does not belong to the run: its interval begins when the machine started.
 """
 
+import contextlib
 import csv
 import re
 import shlex
@@ -17,9 +18,8 @@ from datetime import datetime
 from pathlib import Path
 
 from common.errors import InputError
-from task4_traffic.sample import Sample
+from task4_traffic.counters import Sample
 
-ROW_TIMES = ("%d-%m %H:%M:%S", "%b-%d %H:%M:%S", "%d/%m %H:%M:%S", "%Y-%m-%d %H:%M:%S")
 DATES = ("%d %b %Y %H:%M:%S", "%Y-%m-%d %H:%M:%S")
 
 
@@ -80,7 +80,7 @@ def split_runs(text: str) -> Iterator[ToolRun]:
             continue
         elif first == "Cmdline:":
             run.command = row[1]
-            run.date = _parse(row[-1], DATES) if "Date:" in row else None
+            run.date = _parse(row[-1]) if "Date:" in row else None
         elif not run.groups:
             run.groups = [group or "" for group in row]
         elif not run.names:
@@ -123,49 +123,26 @@ def columns(run: ToolRun, interface: str, path: Path) -> tuple[int, int]:
 def row_times(run: ToolRun) -> list[float]:
     """Return the time of every row, in seconds since 1970.
 
-    The times come from the column `epoch` or `time`, or else from the header. dstat's clock column has whole seconds.
-    Sometimes it skips a second and writes the next one twice (44, 45, 47, 47), although rows are evenly spaced. So the
-    time of the first row and the delay of the command line are used; the clock is used only where rows are missing.
+    Rows are evenly spaced: the header has the date of the first one, the command line the delay. With a column `epoch`,
+    the first time comes from there, and so does one that shows that rows are missing. Otherwise the column is not used:
+    it has whole seconds, and sometimes skips a second and writes the next one twice (44, 45, 47, 47).
     """
     delay = run.seconds_per_row
-    clock = _clock(run)
-    if clock is None:
+    if "epoch" not in run.names:
         start = run.date.timestamp() if run.date else 0.0
         return [start + delay * n for n in range(len(run.rows))]
+    place = run.names.index("epoch")
+    clock = [float(row[place]) for row in run.rows]
     times = [clock[0]]
     for shown in clock[1:]:
         even = times[-1] + delay
-        times.append(shown if abs(shown - even) > max(1.5, 0.5 * delay) and shown > times[-1] else even)
+        times.append(shown if shown - even > max(1.5, 0.5 * delay) else even)
     return times
 
 
-def _clock(run: ToolRun) -> list[float] | None:
-    """Return the clock column in seconds since 1970; the year is the header's."""
-    if "epoch" in run.names:
-        place = run.names.index("epoch")
-        return [float(row[place]) for row in run.rows]
-    if "time" not in run.names:
-        return None
-    place = run.names.index("time")
-    dates = [_parse(row[place], ROW_TIMES) for row in run.rows]
-    if any(moment is None for moment in dates):
-        return None
-    year = run.date.year if run.date else 1970
-    moments = [moment.replace(year=year) if moment.year == 1904 else moment for moment in dates if moment]
-    times = [moment.timestamp() for moment in moments]
-    for n in range(1, len(times)):
-        if times[n] < times[n - 1] - 180 * 86400:  # a run over New Year's Eve
-            times[n] = moments[n].replace(year=year + 1).timestamp()
-    return times
-
-
-def _parse(text: str, formats: tuple[str, ...]) -> datetime | None:
-    """Return a time of one of these forms; without a year it is in 1904, which has a 29th of February."""
+def _parse(text: str) -> datetime | None:
     text = re.sub(r" [A-Z]{2,5}$", "", text.strip())  # remove the name of the time zone: times are this machine's own
-    for form in formats:
-        try:
-            dated = form if "%Y" in form else f"%Y {form}"
-            return datetime.strptime(text if "%Y" in form else f"1904 {text}", dated)
-        except ValueError:
-            continue
+    for form in DATES:
+        with contextlib.suppress(ValueError):
+            return datetime.strptime(text, form)
     return None

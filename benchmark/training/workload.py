@@ -15,7 +15,7 @@ from benchmark.strategies import STRATEGIES
 from benchmark.training.model_config import model_config
 from benchmark.training.own_model import blocks, build_own
 from beyond.deferred import from_folder, from_random
-from common.data.oscar import load_blocks
+from common.data.oscar import read_blocks
 from common.data.sample_data import oscar_sample_file
 from common.errors import InputError
 from common.models.fit import leave_file, set_dropout
@@ -131,7 +131,7 @@ def load_workload(settings: Settings) -> Workload:
             raise InputError(
                 f"--length: expected at most {config.n_positions} tokens for {name}, got {settings.length}"
             )
-        data = load_blocks(settings.data_dir or oscar_sample_file(), tokenizer, settings.length)
+        data = read_blocks(settings.data_dir or oscar_sample_file(), tokenizer, settings.length)
         train, validation = (StackDataset(input_ids=part, labels=part) for part in (data.train, data.validation))
     else:
         train, validation = load_pairs(settings.data_dir, tokenizer, settings.length)

@@ -8,7 +8,6 @@ Source: Wang et al., GLUE: A Multi-Task Benchmark and Analysis Platform, ICLR 20
 """
 
 import hashlib
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from common.cache import read_cached
 from common.config import GlueConfig
 from common.data.sample_data import glue_sample_dir
 from common.errors import InputError, reading
+from common.models.load import tokenizer_fingerprint
 from common.paths import cache_dir
 
 CACHE_VERSION = 1
@@ -160,7 +160,7 @@ def _label(path: Path, number: int, label: str, task: GlueTask) -> int | float:
 def _features(path: Path, task: GlueTask, config: GlueConfig, tokenizer) -> Features:
     """Tokenise `path`, or read the features that an earlier run made from the same file, tokenizer and length."""
     digest = hashlib.sha256(_read_bytes(path))
-    parts = (CACHE_VERSION, config.task_name, config.max_seq_length, _fingerprint(tokenizer))
+    parts = (CACHE_VERSION, config.task_name, config.max_seq_length, tokenizer_fingerprint(tokenizer))
     digest.update(repr(parts).encode())
 
     def build(folder: Path) -> None:
@@ -190,16 +190,6 @@ def tokenize(examples: list[Example], task: GlueTask, tokenizer, length: int) ->
     dtype = torch.float32 if task.is_regression else torch.int64
     labels = torch.tensor([example.label for example in examples], dtype=dtype)
     return {**{name: encoded[name] for name in Features.NAMES[:3]}, "labels": labels}
-
-
-def _fingerprint(tokenizer) -> str:
-    """Return a fingerprint; two tokenizers with the same fingerprint cut every text in the same way.
-
-    Truncation and padding are left out: the tokenizer keeps those of its last call.
-    """
-    state = json.loads(tokenizer.backend_tokenizer.to_str())
-    state["truncation"] = state["padding"] = None
-    return hashlib.sha256(json.dumps(state).encode()).hexdigest()
 
 
 def glue_metrics(task: GlueTask, outputs: np.ndarray, labels: np.ndarray) -> dict[str, float]:

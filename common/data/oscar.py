@@ -1,58 +1,70 @@
 """OSCAR text as blocks of GPT-2 tokens: tokenised once, then memory-mapped at every start.
 
-`--data_dir oscar-100MB` of the GPT-2 scripts trains on a folder that prepare_oscar.py has made.
-common/data/oscar_text.py reads text; common/data/token_folder.py describes the folder. One document in twenty
-(--validation 0.05) is used for validation, the same ones in every run.
+`--data_dir oscar-100MB` of the GPT-2 scripts trains on a folder that prepare_oscar.py has made:
+
+    train.bin, validation.bin   streams of token ids, 32 bits each; every document is followed by the end-of-text token
+    manifest.json               what was tokenised, and with which tokenizer
+
+A block is the next T ids of a stream, so one folder serves every block length. One document in twenty is used for
+validation, the same ones in every run. The cache (common/cache.py) makes the folder: it gets its name when it is
+complete, and is checked when it is opened. common/data/oscar_text.py reads the text.
 """
 
 import hashlib
 import json
 import sys
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset
+from tqdm import tqdm
 
-from common.cache import cached
+from common.cache import cached, damage
+from common.config import Gpt2Config
 from common.data.oscar_text import find_files, read_documents
 from common.data.sample_data import oscar_sample_file
-from common.data.token_folder import (
-    SPLITS,
-    Manifest,
-    fingerprint,
-    make_request,
-    name_of,
-    open_stream,
-    read_manifest,
-    write_folder,
-)
 from common.errors import InputError
+from common.models.load import tokenizer_fingerprint
 from common.paths import cache_dir
 
+VERSION = 2  # part of the cached folder's name: increase it with every change to the files
 SIZE = 100_000_000  # bytes of text, as the course's GPT-2 project takes
-BLOCK_SIZE = 1024  # tokens, GPT-2's context
-VALIDATION = 0.05
+HELD_OUT = 20  # every 20th document is used for validation
+SPLITS = ("train", "validation")
+DTYPE = "<i4"
+BATCH_CHARACTERS = 1 << 20  # for the tokenizer at once: enough for all its threads, and the bound on memory
+MAKE_AGAIN = "rebuild it with `python prepare_oscar.py --overwrite`"
 
 
-class HasData(Protocol):
-    """The entries of a run's configuration that are read here."""
+@dataclass(frozen=True)
+class Manifest:
+    """What a folder of token blocks holds."""
 
-    @property
-    def data_dir(self) -> Path | None: ...
+    tokenizer: str  # its name, for people; the fingerprint is what is compared
+    fingerprint: str
+    documents: int
+    text_bytes: int
+    tokens: dict[str, int]  # of each split
 
-    @property
-    def model_max_length(self) -> int: ...
+    def __str__(self) -> str:
+        return (
+            f"{self.documents} documents, {self.text_bytes / 1e6:.1f} MB of text; {self.tokens['train']} tokens for "
+            f"training, {self.tokens['validation']} for validation"
+        )
 
 
 class TokenBlocks(Dataset):
     """Blocks of T token ids. Item i is an int64 tensor (T,); what does not fill a block at the end is left out."""
 
-    def __init__(self, stream: np.ndarray, block_size: int):
+    def __init__(self, file: Path, block_size: int):
+        # Read-only, still on disk. A file without a byte cannot be mapped.
+        stream = np.memmap(file, DTYPE, mode="r") if file.stat().st_size else np.empty(0, DTYPE)
         blocks = len(stream) // block_size
-        self.blocks = stream[: blocks * block_size].reshape(blocks, block_size)  # (number of blocks, T), still on disk
+        self.blocks = stream[: blocks * block_size].reshape(blocks, block_size)  # (number of blocks, T)
 
     def __len__(self) -> int:
         return len(self.blocks)
@@ -63,43 +75,43 @@ class TokenBlocks(Dataset):
 
 @dataclass(frozen=True)
 class OscarData:
-    """Items of `train` and `validation` are int64 tensors (T,) with T = block_size, ids below vocab_size."""
+    """Items of `train` and `validation` are int64 tensors (T,)."""
 
     train: TokenBlocks
     validation: TokenBlocks  # empty where there are too few documents for it
-    vocab_size: int
-    block_size: int
 
 
-def load_blocks(source: HasData | str | Path, tokenizer: object, block_size: int | None = None) -> OscarData:
-    """Return training and validation text for a run, in blocks of T tokens.
+def load_blocks(config: Gpt2Config, tokenizer: Any) -> OscarData:
+    """Return training and validation text of a run, in blocks of --model_max_length tokens; see read_blocks."""
+    return read_blocks(config.data_dir or oscar_sample_file(), tokenizer, config.model_max_length)
+
+
+def read_blocks(path: Path, tokenizer: Any, block_size: int) -> OscarData:
+    """Return training and validation text, in blocks of T tokens.
 
     Args:
-        source: a run's configuration, or a path. A folder made by `python prepare_oscar.py` is memory-mapped. Any
-            other folder or file is text: its first 100 MB are tokenised into the cache, once. One of several ranks
-            does this, and the others wait. If the configuration's data_dir is None, this is the embedded sample.
+        path: a folder made by `python prepare_oscar.py` is memory-mapped. Any other folder or file is text: its first
+            100 MB are tokenised into the cache, once. One of several ranks does this, and the others wait.
         tokenizer: a fast Hugging Face tokenizer with an end-of-text token.
-        block_size: T; None: the configuration's model_max_length, or the block size of the folder.
+        block_size: T.
 
     Raises InputError if a file is missing, incomplete or has changed, if the folder was made with another tokenizer, or
     if the training text does not fill one block.
     """
-    if not isinstance(source, (str, Path)):
-        block_size = block_size or source.model_max_length
-        source = source.data_dir or oscar_sample_file()
-    folder = Path(source)
-    if not is_made(folder):
-        folder = _tokenised_in_cache(folder, tokenizer)
+    folder = path if is_made(path) else _tokenised_in_cache(path, tokenizer)
     manifest = read_manifest(folder)
-    _check_tokenizer(folder, manifest, tokenizer)
-    block_size = block_size or manifest.request.block_size
-    train, validation = (TokenBlocks(open_stream(folder, split, manifest), block_size) for split in SPLITS)
+    if manifest.fingerprint != tokenizer_fingerprint(tokenizer):
+        raise InputError(
+            f"{folder / 'manifest.json'}: the text was tokenised with {manifest.tokenizer}, this run's tokenizer is "
+            f"{tokenizer.name_or_path}; use the same one, or tokenise it again: python prepare_oscar.py --tokenizer"
+        )
+    train, validation = (TokenBlocks(folder / f"{split}.bin", block_size) for split in SPLITS)
     if not len(train):
         raise InputError(
             f"{folder / 'train.bin'}: expected at least one block of {block_size} tokens, got "
             f"{manifest.tokens['train']} tokens; use shorter blocks (--model_max_length) or more text"
         )
-    return OscarData(train, validation, manifest.vocab_size, block_size)
+    return OscarData(train, validation)
 
 
 def is_made(folder: Path) -> bool:
@@ -107,29 +119,80 @@ def is_made(folder: Path) -> bool:
     return any((folder / name).exists() for name in ("manifest.json", "train.bin"))
 
 
-def _check_tokenizer(folder: Path, manifest: Manifest, tokenizer: object) -> None:
-    if manifest.request.tokenizer_fingerprint != fingerprint(tokenizer):
-        raise InputError(
-            f"{folder / 'manifest.json'}: the text was tokenised with {manifest.tokenizer} ({manifest.vocab_size} "
-            f"tokens), but this run's tokenizer is {name_of(tokenizer)}; use the same tokenizer, or tokenise the text "
-            "again: python prepare_oscar.py --tokenizer"
-        )
-
-
-def _tokenised_in_cache(text: Path, tokenizer: object) -> Path:
+def _tokenised_in_cache(text: Path, tokenizer: Any) -> Path:
     """Return the token blocks of a file or folder of text; tokenise it now if it is not in the cache."""
     files = find_files([text])
-    request = make_request(describe(files), tokenizer, SIZE, BLOCK_SIZE, VALIDATION)
-    folder = cache_dir("oscar") / hashlib.sha256(json.dumps(asdict(request)).encode()).hexdigest()[:16]
+    states = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    key = hashlib.sha256(json.dumps([VERSION, states, tokenizer_fingerprint(tokenizer)]).encode()).hexdigest()[:16]
+    folder = cache_dir("oscar") / key
 
     def build(partial: Path) -> None:
-        manifest = write_folder(partial, read_documents(files), tokenizer, request)
-        of = f"the first {SIZE / 1e6:.0f} MB of " if sum(file.stat().st_size for file in files) > SIZE else ""
+        manifest = write_folder(partial, files, tokenizer, SIZE)
+        of = f"the first {SIZE / 1e6:.0f} MB of " if sum(size for _, size, _ in states) > SIZE else ""
         print(f"tokenised {of}{text}: {manifest}; kept in {folder}", file=sys.stderr)
 
     return cached(folder, build)
 
 
-def describe(files: list[Path]) -> list[dict]:
-    """Return what identifies files without reading them: name, size, time of the last change."""
-    return [{"name": file.name, "bytes": file.stat().st_size, "modified": file.stat().st_mtime_ns} for file in files]
+def write_folder(folder: Path, files: Sequence[str | Path], tokenizer: Any, size: int | None) -> Manifest:
+    """Tokenise the first `size` bytes of text (None: all) into `folder`. Raises InputError if there is no text."""
+    if tokenizer.eos_token_id is None:
+        raise InputError(
+            f"{tokenizer.name_or_path}: expected a tokenizer with an end-of-text token; use GPT-2's, or tiny"
+        )
+    tokens, count, text_bytes = dict.fromkeys(SPLITS, 0), 0, 0
+    with (
+        open(folder / "train.bin", "wb") as train,
+        open(folder / "validation.bin", "wb") as held_out,
+        tqdm(desc="tokenising", unit="B", unit_scale=True, total=size, disable=None) as progress,
+    ):
+        for batch in _batches(read_documents(files), size):
+            for ids in encode(batch, tokenizer):
+                count += 1
+                split, file = ("train", train) if count % HELD_OUT else ("validation", held_out)
+                stream = np.array([*ids, tokenizer.eos_token_id], DTYPE)
+                stream.tofile(file)
+                tokens[split] += len(stream)
+            read = sum(len(document.encode()) for document in batch)
+            text_bytes += read
+            progress.update(read)
+    if not count:
+        names = ", ".join(Path(file).name for file in files)
+        raise InputError(
+            f"{names}: expected at least one document with text within {size or 'all'} bytes, got none; "
+            "pass files that contain text, or a larger --size"
+        )
+    manifest = Manifest(tokenizer.name_or_path, tokenizer_fingerprint(tokenizer), count, text_bytes, tokens)
+    (folder / "manifest.json").write_text(json.dumps(asdict(manifest), indent=2) + "\n", encoding="utf-8")
+    return manifest
+
+
+def encode(texts: list[str], tokenizer: Any) -> list[list[int]]:
+    """Return the ids of each text. "<|endoftext|>" inside a text is ordinary text; nothing is cut or padded."""
+    return tokenizer(texts, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
+
+
+def _batches(documents: Iterable[str], size: int | None) -> Iterator[list[str]]:
+    """Yield lists of documents of about BATCH_CHARACTERS, until their total size would exceed `size` bytes (UTF-8)."""
+    batch, characters, total = list[str](), 0, 0
+    for document in documents:
+        total += len(document.encode())
+        if size is not None and total > size:
+            break
+        batch.append(document)
+        characters += len(document)
+        if characters >= BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Return the manifest of a complete folder. Raises InputError if something in it is missing or has changed."""
+    if reason := damage(folder):
+        raise InputError(f"{folder}: is no complete folder of token blocks ({reason}); {MAKE_AGAIN}")
+    try:
+        return Manifest(**json.loads((folder / "manifest.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise InputError(f"{folder / 'manifest.json'}: cannot be read ({error}); {MAKE_AGAIN}") from error

@@ -98,21 +98,15 @@ def _content(line: str, where: str) -> str:
     if not line.strip():
         return ""
     try:
-        record = json.loads(line)
-        content = record["content"] if isinstance(record, dict) else None
-        if isinstance(content, str):
-            content.encode()  # JSON can write half a surrogate pair, which is no character
-            return content
-    except KeyError:
-        keys = ", ".join(list(record)[:5]) or "nothing"
-        raise InputError(
-            f'{where}: expected a record with "content", got {keys}; check that this is OSCAR 23.01'
-        ) from None
+        content = json.loads(line)["content"]
+        content.encode()  # JSON can write half a surrogate pair, which is no character
+        return content
     except (ValueError, RecursionError) as error:
         raise InputError(f"{where}: expected one JSON object ({error}); repair or remove the line") from error
-    raise InputError(
-        f'{where}: expected a JSON object whose "content" is text, got {line[:40]!r}; check that this is OSCAR 23.01'
-    )
+    except (KeyError, TypeError, AttributeError):
+        raise InputError(
+            f'{where}: expected a JSON object whose "content" is text, got {line[:40]!r}; check that it is OSCAR 23.01'
+        ) from None
 
 
 def _split_long(document: str) -> Iterator[str]:

@@ -7,6 +7,7 @@ Names are checked here, before any rank joins a process group. Later, one rank's
 """
 
 import contextlib
+import hashlib
 import json
 import re
 import zipfile
@@ -117,6 +118,20 @@ def load_tokenizer(name: str, kind: str, lower_case: bool = False) -> "PreTraine
             f"{TOKENIZER_FLAG}: {folder}: expected a vocabulary with {needed}, got one without; copy it again"
         )
     return tokenizer
+
+
+PROBE = "Training  on 4 workers:\n\tthe gradients' mean, naïve? 50,257 ≠ 1024\u2028日本"
+
+
+def tokenizer_fingerprint(tokenizer: "PreTrainedTokenizerFast") -> str:
+    """Return a fingerprint that is equal for tokenizers with the same ids for the vocabulary and for a test text.
+
+    Of a large vocabulary, only about 4,000 evenly spaced words are used: all of GPT-2's would make every start slow.
+    """
+    size = len(tokenizer)
+    words = [tokenizer.backend_tokenizer.id_to_token(i) or "" for i in range(0, size, 1 + size // 4096)]
+    words += map(str, tokenizer(PROBE, verbose=False)["input_ids"])
+    return hashlib.sha256("\0".join([str(size), *words]).encode()).hexdigest()
 
 
 def _has_tokenizer(folder: Path, kind: str) -> bool:

@@ -1,7 +1,4 @@
-"""Helpers of the pipeline's tests: stages with labels, and layers that show how they are called.
-
-Everything runs on labels (cpu:0, cpu:1, ...), so no GPU is needed; "wait for each other" is a barrier, not a sleep.
-"""
+"""Helpers of the pipeline's tests: stages with labels (cpu:0, cpu:1, ...), so that no GPU is needed; their workers."""
 
 import gc
 import threading
@@ -43,60 +40,3 @@ def no_worker_is_left() -> Iterator[None]:
 
 def worker_threads() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name.startswith("partition ")}
-
-
-class Meet(nn.Module):
-    """Goes on only when the other partition is at work too; not with the micro-batch of value `alone`."""
-
-    def __init__(self, phase: str, barrier: threading.Barrier, alone: float) -> None:
-        super().__init__()
-        self.phase, self.barrier, self.alone = phase, barrier, alone
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = x * 1
-        if x.item() == self.alone:
-            return y
-        if self.phase == "forward":
-            self.barrier.wait(DEADLINE)
-        else:
-            y.register_hook(self._meet)
-        return y
-
-    def _meet(self, gradient: torch.Tensor) -> None:
-        self.barrier.wait(DEADLINE)
-
-
-class Note(nn.Module):
-    """A layer that writes down the grad mode of each forward and the thread of each backward."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.grad_modes: list[bool] = []
-        self.backward_threads: list[str] = []
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.grad_modes.append(torch.is_grad_enabled())
-        y = x * 1
-        if y.requires_grad:
-            y.register_hook(lambda _: self.backward_threads.append(threading.current_thread().name))
-        return y
-
-
-class Fail(nn.Module):
-    """A layer that raises in the forward or in the backward of the micro-batch whose first value is `at`."""
-
-    def __init__(self, phase: str, at: float) -> None:
-        super().__init__()
-        self.phase, self.at = phase, at
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        bad = x.flatten()[0].item() == self.at
-        if bad and self.phase == "forward":
-            raise LookupError("the layer's own words")
-        y = x * 1
-        if bad and self.phase == "backward":
-            y.register_hook(self._raise)
-        return y
-
-    def _raise(self, gradient: torch.Tensor) -> None:
-        raise LookupError("the layer's own words")

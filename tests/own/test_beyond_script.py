@@ -13,73 +13,11 @@ from tests.own import workers
 from tests.own.workers import mean_losses
 
 FLAGS = ("--dropout", "0", "--max_steps", "5", "--batch_size", "8")
-WORKERS = 2
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    """{name: the records of both workers}; all with the same seed, batch and steps."""
-    folder = tmp_path_factory.mktemp("runs")
-    started = {
-        "task 3": ("task3_ddp/run_gpt2.py",),
-        "ring": ("beyond/run_gpt2.py", "--strategy", "ring"),
-        "one bucket": ("beyond/run_gpt2.py", "--strategy", "overlap", "--bucket_mb", 100),
-        "many buckets": ("beyond/run_gpt2.py", "--strategy", "overlap", "--bucket_mb", 0.1),
-    }
-    return {
-        name: workers.run(ROOT / script, WORKERS, folder / name, *FLAGS, *flags)
-        for name, (script, *flags) in started.items()
-    }
-
-
-BEYOND = ["ring", "one bucket", "many buckets"]
-
-
-@pytest.mark.proof
-@pytest.mark.parametrize("name", BEYOND)
-def test_losses_are_those_of_task_3(runs, name):
-    for ours, theirs in zip(runs[name], runs["task 3"], strict=True):
-        losses = [[step["loss"] for step in record["iterations"]] for record in (ours, theirs)]
-        assert losses[0] == pytest.approx(losses[1], abs=1e-5)
-
-
-@pytest.mark.proof
-@pytest.mark.parametrize("name", BEYOND)
-def test_exposed_seconds_are_those_of_the_phase_without_the_first_iteration(runs, name):
-    for record in runs[name]:
-        later = [step["phases"]["communication"] for step in record["iterations"][1:]]
-        assert record["communication"]["exposed_seconds"] == pytest.approx(sum(later) / len(later))
-
-
-@pytest.mark.proof
-def test_the_ring_sends_two_messages_for_each_other_rank_and_the_fewest_bytes(runs):
-    sent = [entry for record in runs["ring"] for entry in record["collectives"] if entry["name"] == "send"]
-    first = runs["ring"][0]
-
-    assert [entry["count"] for entry in sent] == [2 * (WORKERS - 1) * len(first["iterations"])] * WORKERS
-    assert sum(entry["bytes"] for entry in sent) == 2 * (WORKERS - 1) * 4 * first["parameters"] * len(
-        first["iterations"]
-    )
-
-
-@pytest.mark.proof
-def test_smaller_buckets_are_more_messages_of_the_same_bytes_in_all(runs):
-    for few, many in zip(runs["one bucket"], runs["many buckets"], strict=True):
-        assert many["communication"]["messages"] > few["communication"]["messages"] + 2
-        assert many["communication"]["bytes"] == few["communication"]["bytes"] >= few["parameters"] * 4
-
-
-@pytest.mark.proof
-@pytest.mark.parametrize("name", BEYOND)
-def test_no_rank_sends_its_weights(runs, name):
-    for record in runs[name]:
-        broadcast = sum(entry["bytes"] for entry in record["collectives"] if entry["name"] == "broadcast")
-        assert broadcast < record["parameters"]  # the order: one index for each tensor
-
-
-GRIDS = {  # the name of a run: its workers and flags
+RUNS = {  # the name of a run: its workers and flags
     "one worker": (1, "ring"),
     "two workers": (2, "ring"),  # which share the data as the two places of a data axis do
+    "one bucket": (2, "overlap", "--bucket_mb", "100"),
+    "many buckets": (2, "overlap", "--bucket_mb", "0.1"),
     "tensor on 2": (2, "tensor"),
     "tensor on 4": (4, "tensor"),
     "1f1b on 2": (2, "1f1b", "--n_chunk", "4"),
@@ -93,13 +31,13 @@ FAST = ("one worker", "tensor on 2", "1f1b on 2")
 
 
 @pytest.fixture(scope="module")
-def on_grids(tmp_path_factory):
-    """on_grids(name) -> the records of all workers of a run of GRIDS, which is made once."""
-    folder = tmp_path_factory.mktemp("grids")
+def run(tmp_path_factory):
+    """run(name) -> the records of all workers of one of RUNS, which is made once."""
+    folder = tmp_path_factory.mktemp("runs")
 
     @functools.cache
     def records(name):
-        count, *flags = GRIDS[name]
+        count, *flags = RUNS[name]
         return workers.run(ROOT / "beyond/run_gpt2.py", count, folder / name, *FLAGS, "--strategy", *flags)
 
     return records
@@ -107,25 +45,53 @@ def on_grids(tmp_path_factory):
 
 @pytest.mark.medium
 @pytest.mark.parametrize(
-    "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.proof) for name in GRIDS][2:]
+    "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.proof) for name in RUNS][2:]
 )
-def test_losses_on_a_grid_are_those_of_workers_that_have_the_whole_model(on_grids, name):
-    whole = "two workers" if "data" in name else "one worker"
-    assert mean_losses(on_grids(name)) == pytest.approx(mean_losses(on_grids(whole)), abs=1e-5)
+def test_losses_are_those_of_workers_that_have_the_whole_model(run, name):
+    whole = "two workers" if "data" in name or "bucket" in name else "one worker"
+    assert mean_losses(run(name)) == pytest.approx(mean_losses(run(whole)), abs=1e-5)
+
+
+@pytest.mark.proof
+def test_the_ring_sends_two_messages_for_each_other_rank_and_the_fewest_bytes(run):
+    sent = [entry for record in run("two workers") for entry in record["collectives"] if entry["name"] == "send"]
+    first = run("two workers")[0]
+    steps = len(first["iterations"])
+
+    assert [entry["count"] for entry in sent] == [2 * steps, 2 * steps]
+    assert sum(entry["bytes"] for entry in sent) == 2 * 4 * first["parameters"] * steps
+    for record in run("two workers"):
+        later = [step["phases"]["communication"] for step in record["iterations"][1:]]
+        assert record["communication"]["exposed_seconds"] == pytest.approx(sum(later) / len(later))
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("name", ["two workers", "one bucket", "many buckets"])
+def test_no_rank_sends_its_weights(run, name):
+    for record in run(name):
+        broadcast = sum(entry["bytes"] for entry in record["collectives"] if entry["name"] == "broadcast")
+        assert broadcast < record["parameters"]  # the order: one index for each tensor
+
+
+@pytest.mark.proof
+def test_smaller_buckets_are_more_messages_of_the_same_bytes_in_all(run):
+    for few, many in zip(run("one bucket"), run("many buckets"), strict=True):
+        assert many["communication"]["messages"] > few["communication"]["messages"] + 2
+        assert many["communication"]["bytes"] == few["communication"]["bytes"] >= few["parameters"] * 4
 
 
 @pytest.mark.medium
 @pytest.mark.parametrize("name", FAST[1:])
-def test_the_first_worker_of_a_grid_records_the_metrics_of_one_worker(on_grids, name):
-    alone, first = on_grids("one worker")[0], on_grids(name)[0]
+def test_the_first_worker_of_a_grid_records_the_metrics_of_one_worker(run, name):
+    alone, first = run("one worker")[0], run(name)[0]
     assert alone["evaluations"]
     for evaluation, expected in zip(first["evaluations"], alone["evaluations"], strict=True):
         assert evaluation["metrics"] == pytest.approx(expected["metrics"], rel=1e-4)
 
 
 @pytest.mark.medium
-def test_a_stage_sends_each_micro_batch_and_the_gradient_of_the_shared_matrix(on_grids):
-    for record in on_grids("1f1b on 2"):
+def test_a_stage_sends_each_micro_batch_and_the_gradient_of_the_shared_matrix(run):
+    for record in run("1f1b on 2"):
         (sent,) = [entry for entry in record["collectives"] if entry["name"] == "send"]
         assert sent["count"] == (4 + 1) * len(record["iterations"])
 

@@ -1,7 +1,6 @@
 """The cache: whichever rank fills it, whenever it is killed, and whatever is damaged, the next run has whole files."""
 
 import hashlib
-import itertools
 import multiprocessing
 import os
 import random
@@ -20,7 +19,7 @@ from cluster.random_bert import random_bert
 from common.arguments import parse_glue_arguments
 from common.cache import cached
 from common.data.glue import load_glue
-from common.data.oscar import load_blocks
+from common.data.oscar import read_blocks
 from common.data.sample_data import oscar_sample_file
 from common.errors import InputError
 from common.models.load import KINDS, load_tokenizer, model_path
@@ -34,7 +33,7 @@ def fill() -> None:
     for kind in KINDS:
         model_path("tiny", kind)
     load_glue(parse_glue_arguments("task1_single", []), load_tokenizer("tiny", "bert"))
-    load_blocks(oscar_sample_file(), load_tokenizer("tiny", "gpt2"), 64)
+    read_blocks(oscar_sample_file(), load_tokenizer("tiny", "gpt2"), 64)
 
 
 def files_of(cache: Path) -> dict[str, str]:
@@ -141,23 +140,9 @@ def test_any_damaged_file_of_a_cached_folder_is_reported_in_one_line_and_rebuilt
     assert line.startswith(f"{tmp_path / 'thing'} is damaged ({name}")
     assert all((tmp_path / "thing" / file).read_text() == f"content of {file}" for file in ("one", "other"))
     assert cached(tmp_path / "thing", build).is_dir() and capfd.readouterr().err == ""
-
-
-def test_everything_that_is_cached_is_rebuilt_when_it_is_damaged(filled, cache, capfd):
-    whole = files_of(filled)
-    shutil.copytree(filled, cache)
-    folders = sorted({path.parent for path in cache.rglob("complete.json")})
-    for folder, harm in zip(folders, itertools.cycle(HARMS), strict=False):
-        harm(min(path for path in folder.iterdir() if path.name != "complete.json"))
-    capfd.readouterr()
-
-    fill()
-
-    assert capfd.readouterr().err.count(" is damaged (") == len(folders) >= 6
-    assert files_of(cache) == whole
-    moved = Path(model_path("tiny", "bert")).rename(cache / "moved")
-    (cache / "models" / "tiny-bert-v2-3").write_text("not a folder")  # and a file in its place is replaced
-    assert files_of(Path(model_path("tiny", "bert"))) == files_of(moved)
+    shutil.rmtree(tmp_path / "thing")
+    (tmp_path / "thing").write_text("not a folder")  # and a file in its place is replaced
+    assert cached(tmp_path / "thing", build).is_dir()
 
 
 def test_a_cache_that_cannot_be_written_is_one_line(tmp_path):

@@ -5,14 +5,10 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from common import data_partition
-from common.data_partition import DataPartitioner, Partition, partition_dataset
+from common.data_partition import DataPartitioner, partition_dataset
 from common.errors import InputError
 
 EXAMPLES = [f"example {i}" for i in range(100)]  # which cannot be mistaken for their index
-
-
-def test_a_partition_is_as_long_as_its_list_of_indices():
-    assert len(Partition(["a", "b", "c", "d"], [3, 1])) == 2
 
 
 @pytest.mark.parametrize("sizes", [[0.5, 0.4], [0.5] * 4, [1.5, -0.5], []], ids=str)

@@ -88,29 +88,18 @@ def cached_files(tmp_path):
     return sorted((tmp_path / "cache" / "features").glob("*/features.pt"))
 
 
-def test_an_item_is_what_the_model_takes(small):
+def test_an_item_is_what_the_model_takes_and_comes_from_the_cache_the_second_time(small, tmp_path):
     config, tokenizer = small
+    data = load_glue(config, tokenizer)
+    times = {path: path.stat().st_mtime_ns for path in cached_files(tmp_path)}
 
     item = load_glue(config, tokenizer).train[0]
 
-    assert {name: tuple(value.shape) for name, value in item.items()} == {
-        "input_ids": (16,),
-        "attention_mask": (16,),
-        "token_type_ids": (16,),
-        "labels": (),
-    }
+    shapes = {"input_ids": (16,), "attention_mask": (16,), "token_type_ids": (16,), "labels": ()}
+    assert {name: tuple(value.shape) for name, value in item.items()} == shapes
     assert tokenizer.decode(item["input_ids"]).startswith("[CLS] Anna has sold the lamp [SEP] Ben")
-
-
-def test_features_come_from_the_cache_the_second_time(small, tmp_path):
-    config, tokenizer = small
-    first = load_glue(config, tokenizer)
-
-    times = {path: path.stat().st_mtime_ns for path in cached_files(tmp_path)}
-    second = load_glue(config, tokenizer)
-
+    assert torch.equal(item["input_ids"], data.train[0]["input_ids"])
     assert {path: path.stat().st_mtime_ns for path in cached_files(tmp_path)} == times
-    assert torch.equal(first.train.tensors[0], second.train.tensors[0])
 
 
 @pytest.mark.parametrize("change", ["length", "content"])
@@ -129,29 +118,22 @@ def test_another_length_or_content_has_features_of_its_own(small, tmp_path, chan
     assert data.train.tensors[0].shape == ((5, 12) if change == "length" else (1, 16))
 
 
-def test_accuracy_f1_and_mcc_of_a_small_table():
+@pytest.mark.parametrize(
+    "task, metrics", [("mrpc", {"acc": 0.8, "f1": 0.8}), ("cola", {"mcc": 4 / 6})], ids=["mrpc", "cola"]
+)
+def test_the_metrics_of_a_small_table(task, metrics):
     outputs = np.array([[0, 1], [0, 1], [1, 0], [1, 0], [0, 1]], dtype=float)  # predictions 1 1 0 0 1
-    labels = np.array([1, 0, 0, 0, 1])
 
-    mrpc = glue_metrics(TASKS["mrpc"], outputs, labels)
-    cola = glue_metrics(TASKS["cola"], outputs, labels)
-
-    assert mrpc == pytest.approx({"acc": 0.8, "f1": 0.8})
-    assert cola == pytest.approx({"mcc": 4 / 6})
+    assert glue_metrics(TASKS[task], outputs, np.array([1, 0, 0, 0, 1])) == pytest.approx(metrics)
 
 
-def test_correlations_with_ties_are_those_of_scipy():
-    from scipy.stats import pearsonr, spearmanr
+def test_the_correlations_of_a_small_table_with_a_tie_and_of_a_constant():
+    labels = np.array([0.0, 1.0, 2.0, 2.0])
 
-    draw = np.random.default_rng(3)
-    labels = draw.integers(0, 5, 50).astype(float)
-    outputs = (labels + draw.normal(size=50).round())[:, None]
+    metrics = glue_metrics(TASKS["sts-b"], np.array([[0.0], [1.0], [2.0], [9.0]]), labels)
 
-    metrics = glue_metrics(TASKS["sts-b"], outputs, labels)
-
-    assert metrics["pearson"] == pytest.approx(pearsonr(labels, outputs[:, 0])[0])
-    assert metrics["spearmanr"] == pytest.approx(spearmanr(labels, outputs[:, 0])[0])
-    assert metrics["corr"] == pytest.approx((metrics["pearson"] + metrics["spearmanr"]) / 2)
+    assert metrics == pytest.approx({"pearson": 0.68224, "spearmanr": 0.94868, "corr": 0.81546}, abs=1e-5)
+    assert glue_metrics(TASKS["sts-b"], np.ones((4, 1)), labels)["corr"] == 0.0
 
 
 REAL = Path(os.environ.get("COS598D_DATA", "/nonexistent")) / "glue"

@@ -33,6 +33,7 @@ from common.models import load
 from common.models.fit import fit_model
 from common.models.load import KINDS, load_tokenizer, model_path
 from common.paths import ROOT
+from tests.own.gpu.fake_gpu import joined
 from tests.own.model_copies import copy_of_tiny, in_shards
 
 MODEL_CLASSES = {
@@ -84,6 +85,15 @@ def test_the_tiny_model_is_a_folder_that_from_pretrained_reads_without_a_warning
     labels = torch.tensor([1]) if kind == "bert" else batch["input_ids"]
     assert torch.isfinite(model(**batch, labels=labels).loss)
     assert load_tokenizer(folder, kind)(ENGLISH) == load_tokenizer("tiny", kind)(ENGLISH)
+
+
+def test_a_rank_above_0_makes_the_tiny_model_too_where_transformers_would_save_nothing(tmp_path, monkeypatch):
+    monkeypatch.setenv("COS598D_CACHE", str(tmp_path))
+
+    with joined(1, 2):
+        folder = Path(model_path("tiny", "bert"))
+
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {file.name for file in folder.iterdir()}
 
 
 def test_every_word_of_the_entailment_sample_is_one_piece():

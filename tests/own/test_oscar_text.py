@@ -82,12 +82,11 @@ def test_broken_utf8_is_an_error_with_the_file(tmp_path):
         ("{oops", r"expected one JSON object"),
         (r'{"content": "half a pair: \ud800"}', r"expected one JSON object"),
         ("[" * 100_000, r"expected one JSON object"),
-        ('{"id": 1, "text": "a"}', r'expected a record with "content", got id, text'),
-        ("{}", r'expected a record with "content", got nothing'),
+        ('{"id": 1, "text": "a"}', r'whose "content" is text, got .*"id": 1, "text"'),
         ('{"content": null}', r'whose "content" is text'),
         ("17", r'whose "content" is text'),
     ],
-    ids=range(7),
+    ids=range(6),
 )
 def test_a_line_that_is_no_record_is_an_error_with_file_and_line_after_the_documents_before_it(tmp_path, line, message):
     path = tmp_path / "en.jsonl"

@@ -1,7 +1,6 @@
 """The given lines of the split and of the schedule; their regions are graded in tests/pipeline/."""
 
 import pytest
-import torch
 from torch import nn
 
 from common import schedule
@@ -9,7 +8,7 @@ from common.errors import InputError
 from common.grid import draw_schedule
 from common.paths import ROOT
 from pipeline import pipe
-from pipeline.partition import WithDevice, _retrieve_device, _split_module
+from pipeline.partition import _retrieve_device, _split_module
 
 
 class Residual(nn.Sequential):
@@ -19,19 +18,12 @@ class Residual(nn.Sequential):
         return x + super().forward(x)
 
 
-def test_nested_sequentials_are_opened_and_a_label_holds_for_what_lies_in_it():
-    a, b, c, d = nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2), Residual(nn.Linear(2, 2))
-    inner = nn.Sequential(a, nn.Sequential(b, WithDevice(c, "cpu:1")))
+def test_a_sequential_with_a_forward_of_its_own_stays_whole():
+    plain, residual = nn.Linear(2, 2), Residual(nn.Linear(2, 2))
 
-    partitions, _ = _split_module(nn.Sequential(WithDevice(inner, "cpu:0"), nn.Sequential(WithDevice(d, "cpu:1"))))
+    partitions, _ = _split_module(nn.Sequential(nn.Sequential(plain, residual)))
 
-    assert [list(partition) for partition in partitions] == [[a, b], [c, d]]
-
-
-def test_a_label_counts_more_than_where_the_parameters_lie():
-    assert _retrieve_device(nn.Linear(2, 2)) == torch.device("cpu")
-    assert _retrieve_device(WithDevice(nn.Linear(2, 2), "cpu:3")) == torch.device("cpu:3")
-    assert _retrieve_device(nn.ReLU()) is None
+    assert [list(partition) for partition in partitions] == [[plain, residual]]
 
 
 def test_a_layer_on_two_devices_is_refused():

@@ -8,10 +8,30 @@ from torch import nn
 
 from common.errors import InputError
 from pipeline.pipe import Pipe
-from tests.own.pipeline_stages import Fail, labelled, mlp, no_worker_is_left, worker_threads
+from tests.own.pipeline_stages import labelled, mlp, no_worker_is_left, worker_threads
 from tests.own.started_processes import wait_for
 
 __all__ = ["no_worker_is_left"]  # a fixture for every test here
+
+
+class Fail(nn.Module):
+    """A layer that raises in the forward or in the backward of the micro-batch whose first value is `at`."""
+
+    def __init__(self, phase: str, at: float) -> None:
+        super().__init__()
+        self.phase, self.at = phase, at
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        bad = x.flatten()[0].item() == self.at
+        if bad and self.phase == "forward":
+            raise LookupError("the layer's own words")
+        y = x * 1
+        if bad and self.phase == "backward":
+            y.register_hook(self._raise)
+        return y
+
+    def _raise(self, gradient: torch.Tensor) -> None:
+        raise LookupError("the layer's own words")
 
 
 @pytest.mark.parametrize("phase", ["forward", "backward"])

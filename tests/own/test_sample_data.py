@@ -32,17 +32,13 @@ def _read(path):
     return [(row["sentence1"], row["sentence2"], row["label"]) for row in rows]
 
 
-def test_there_are_enough_pairs_and_both_labels_are_equally_frequent(pairs):
+def test_there_are_enough_pairs_with_both_labels_equally_often_and_no_text_in_both_sets(pairs):
     assert len(pairs["train"]) >= 640
     assert len(pairs["dev"]) >= 160
     for half in pairs.values():
         labels = [label for _, _, label in half]
         assert labels.count("entailment") == labels.count("not_entailment") == len(half) // 2
-
-
-def test_no_text_of_the_training_set_is_in_the_dev_set(pairs):
     train, dev = ({text for text, _, _ in pairs[half]} for half in ("train", "dev"))
-
     assert not train & dev
 
 

@@ -5,7 +5,6 @@ import math
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
@@ -14,6 +13,7 @@ from cluster.launch import free_port
 from common.gradient_check import RIGHT
 from common.paths import ROOT
 from tests.own import workers
+from tests.own.started_processes import wait_for
 from tests.own.warm import Script
 from tests.own.workers import mean_losses
 
@@ -87,13 +87,6 @@ def test_collectives_are_those_of_the_task(runs):
     assert collectives["task3_ddp"]["all_reduce"] == STEPS * size
 
 
-def wait_for_iteration_3(folder, ranks):
-    deadline, log = time.monotonic() + 120, folder / "log0.txt"
-    while not log.exists() or "iteration 3:" not in log.read_text():
-        assert time.monotonic() < deadline and all(rank.poll() is None for rank in ranks), log.read_text()
-        time.sleep(0.1)
-
-
 @pytest.mark.parametrize(("number", "hang_seconds", "words"), [
     (signal.SIGKILL, 120, ["rank 0: lost contact", "rank 1 died (process ", "all_reduce #", "run_glue.py:"]),
     (signal.SIGSTOP, 3, ["rank 0: no progress for 3 s (--hang_seconds)", "rank 0 waits for rank 1: rank 1 is stopped"]),
@@ -102,16 +95,16 @@ def test_a_worker_that_is_killed_or_stopped_ends_the_other_with_a_reason(tmp_pat
     flags = ("--per_gpu_train_batch_size", 2, "--hang_seconds", hang_seconds)
     ranks = workers.start(ROOT / "task2b_allreduce/run_glue.py", 2, tmp_path, *flags)
     try:
-        wait_for_iteration_3(tmp_path, ranks)
+        log = tmp_path / "log0.txt"
+        wait_for(lambda: log.exists() and "iteration 3:" in log.read_text(), "iteration 3")
         ranks[1].send_signal(number)
         code = ranks[0].wait(timeout=60)
     finally:
         for rank in ranks:
             rank.kill()
 
-    log = (tmp_path / "log0.txt").read_text()
     assert code == 3
-    assert [missing for missing in words if missing not in log] == [], log
+    assert [missing for missing in words if missing not in log.read_text()] == [], log.read_text()
 
 
 @pytest.mark.proof
