@@ -5,7 +5,8 @@
 
 Payload is what the algorithms of the recorded collectives send (payload.py), the interface is eth0 of emulated nodes
 (cluster/emulate.py), where there is no other traffic. The first steps, with DDP's first broadcast, are not counted.
-A third reference is the payload in units of (N-1)/N of all parameters: 2 for an all_reduce of all gradients.
+A third reference is the payload in units of (N-1)/N of all parameters: 2 for an all_reduce of all gradients. Beside the
+peak stands its prediction (cost/predicted_memory.py), which is that of fp32 on CPUs.
 """
 
 import argparse
@@ -24,12 +25,15 @@ import common.workers.environment  # isort: skip  # noqa: F401 (stops with a mes
 import torch.distributed as dist
 
 from benchmark.arguments import parse
+from benchmark.cost.architecture import describe
+from benchmark.cost.cell import Cell
+from benchmark.cost.predicted_memory import peak
 from benchmark.measure.compared import WARM_UP, ComparedStrategy
 from benchmark.measure.machine import environment, interface_bytes, machine_line
 from benchmark.measure.memory import counted
 from benchmark.measure.output import MB, publish, rows_table
 from benchmark.measure.turns import nothing
-from benchmark.names import names_of, numbers_of
+from benchmark.names import is_own, names_of, numbers_of
 from benchmark.settings import Settings
 from benchmark.strategies import STRATEGIES, why_not
 from benchmark.training.workload import Workload, load_workload
@@ -57,9 +61,9 @@ def work(settings: Settings, names: list[str]) -> None:
 def account(settings: Settings, worker: Worker, workload: Workload) -> dict[str, Any]:
     """One strategy's row, on every worker: means over the workers. The last round of warm-up counts what is sent."""
     strategy, row = ComparedStrategy(settings.strategy, settings, worker, workload), STRATEGIES[settings.strategy]
-    persistent: dict[str, int] = {}
+    persistent: list[int] = []
     strategy.turn(0)()  # before its first step an optimizer has no state
-    strategy.after_backward = lambda: persistent.update(counted(strategy.engine))
+    strategy.after_backward = lambda: persistent.append(counted(strategy.engine))
     strategy.turn(1)()
     strategy.after_backward = nothing
     step = strategy.turn(WARM_UP - 1)
@@ -84,14 +88,22 @@ def account(settings: Settings, worker: Worker, workload: Workload) -> dict[str,
         "parameters": parameters,
         "ideal": row.ideal_bytes(parameters, worker.world_size),
         "documented": row.documented_bytes(strategy.shapes, worker.world_size),
-        "counted": persistent["total"],  # of the first worker, as `documented`
+        "counted": persistent[0],  # of the first worker, as `documented`
         "peak": most["peak_bytes"],
-        "by_kind": {name: persistent[name] for name in ("parameters", "gradients", "rest")},
+        "predicted": predicted_peak(settings),
         "payload": mean["sent_bytes"],
         "calls": figures["calls"],
         "units": quotient(mean["sent_bytes"], unit),
         "interface": mean["interface"],
     }
+
+
+def predicted_peak(settings: Settings) -> float | None:
+    """The peak by prediction; None where there is none: for a user's own model, another precision, a given --grid."""
+    if is_own(settings.model) or settings.precision != "fp32" or settings.grid:
+        return None
+    place = Cell(settings.strategy, settings.model, settings.world_size, settings.batch_size, settings.length)
+    return peak(place, describe(settings.model, settings.length))
 
 
 def transmitted() -> int | None:
@@ -111,7 +123,7 @@ def table(rows: list[dict[str, Any]]) -> str:
             "workers": row["workers"],
             **{f"{name} MB": quotient(row[name], MB) for name in ("ideal", "documented", "counted")},
             "counted / documented": quotient(row["counted"], row["documented"]),
-            **{f"{name} MB": quotient(row[name], MB) for name in ("peak", "payload", "interface")},
+            **{f"{name} MB": quotient(row[name], MB) for name in ("peak", "predicted", "payload", "interface")},
             "interface / payload": quotient(row["interface"], row["payload"]),
             "units": row["units"],
             "calls": row["calls"],

@@ -67,7 +67,7 @@ def parse(
         raise InputError(f"--warmup_steps: expected fewer than {settings.max_steps} steps, got {settings.warmup_steps}")
     if settings.bleu and kind_of(settings.model) != "t5":
         raise InputError(f"--bleu is for T5, got {settings.model}; leave it out: validation has the loss")
-    packages = {"tensorboard": not add_flags, "wandb": settings.wandb, "sacrebleu": settings.bleu}
+    packages = {"tensorboard": not add_flags, "sacrebleu": settings.bleu}
     for package in [package for package, is_needed in packages.items() if is_needed]:
         if not importlib.util.find_spec(package):
             raise InputError(f"{package} is missing; install it with: python -m pip install {package}")
@@ -118,7 +118,6 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
     add("--bleu", action="store_true", help="T5: BLEU of the trained model, which the first worker gathers")
     add("--dropped", type=int, default=2, help="warm-up steps that are not measured (2)")
     add("--keep_trace", action="store_true", help="keep the profiler's trace of the traced steps")
-    add("--wandb", action="store_true", help="also log to Weights & Biases, offline")
 
 
 def add_cosine(parser: argparse.ArgumentParser) -> None:

@@ -27,7 +27,6 @@ class Settings(RunConfig):
     bleu: bool
     dropped: int  # steps at the beginning that are not measured
     keep_trace: bool
-    wandb: bool
     grid: str | None  # of own_grid, such as data=2,tensor=2
     memory_limit_mb: int | None  # for model and training, on each worker; None: no limit
     bucket_mb: float | None  # of own_overlap, MiB; None: chosen from what link and backward take

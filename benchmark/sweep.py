@@ -37,7 +37,7 @@ BATCH_SIZES = "1,2,4,8,16,32,64,128"
 OOM = ("out of memory", "can't allocate memory", "MemoryError", "bad_alloc", "killed by SIGKILL", "--memory_limit_mb")
 LEAST_STEPS, MOST_STEPS = 6, 400
 LENGTH = 64  # tokens, the default of benchmark.run
-VALIDATION_STEPS = 4  # with --examples_per_step: validation takes so many steps' examples, or as many as there are
+VALIDATION_STEPS = 4  # with --examples_per_step: validation takes so many steps' examples, if there are as many
 
 
 def plan(strategies: list[str], models: list[str], batch_sizes: list[int], workers: list[int]) -> list[SweepRun]:
@@ -92,22 +92,28 @@ def keep(path: Path, figures: dict) -> dict:
     return figures
 
 
-def check_kept(runs: list[SweepRun], folder: Path, steps: int, more: Sequence[str]) -> None:
-    """Raises InputError if the folder holds a run of other settings: its figures cannot stand beside the others'."""
+def flags_of(run: SweepRun, arguments: argparse.Namespace, more: list[str]) -> list[str]:
+    """The run's flags of benchmark.run. With --examples_per_step, all validate on the same examples."""
+    return ["--eval_batches", str(VALIDATION_STEPS * run.workers), *more] if arguments.examples_per_step else more
+
+
+def check_kept(run: SweepRun, folder: Path, steps: int, more: Sequence[str]) -> None:
+    """Raises InputError if the folder holds this run with other settings: its figures cannot stand beside others."""
+    place = folder / run.name
+    if not (place / "result.json").exists():
+        return
+    about = json.loads((place / "command.json").read_text()) if (place / "command.json").exists() else {}
     now = {"flags": list(more), "commit": commit()}
-    for run in runs:
-        place = folder / run.name
-        about = json.loads((place / "command.json").read_text()) if (place / "command.json").exists() else {}
-        different = [
-            f"{name} {' '.join(value) or 'none' if name == 'flags' else value}"
-            for name, value in about.items() if value != now[name]
-        ]  # fmt: skip
-        recorded_steps = sum(left_in(place).get("steps", {}).values())
-        different += [f"{recorded_steps} steps, expected {steps}"] if steps and recorded_steps not in (0, steps) else []
-        if different and (place / "result.json").exists():
-            raise InputError(
-                f"{place} holds a run of {', '.join(different)}; delete the folder, or name another with --output_dir"
-            )
+    different = [
+        f"{name} {' '.join(value) or 'none' if name == 'flags' else value}"
+        for name, value in about.items() if value != now[name]
+    ]  # fmt: skip
+    recorded_steps = sum(left_in(place)["steps"].values())
+    different += [f"{recorded_steps} steps, expected {steps}"] if steps and recorded_steps != steps else []
+    if different:
+        raise InputError(
+            f"{place} holds a run of {', '.join(different)}; delete the folder, or name another with --output_dir"
+        )
 
 
 def sweep(runs: list[SweepRun], arguments: argparse.Namespace, more: list[str]) -> list[str]:
@@ -119,7 +125,7 @@ def sweep(runs: list[SweepRun], arguments: argparse.Namespace, more: list[str]) 
         outcome = left_in(arguments.output_dir / run.name)
         if not outcome or ("outcome" in outcome and arguments.retry):
             (arguments.output_dir / run.name / "failure.json").unlink(missing_ok=True)
-            outcome = attempt(run, arguments, more)
+            outcome = attempt(run, arguments, flags_of(run, arguments, more))
         if "outcome" in outcome:
             failures.append(f"{run.name}: {outcome['outcome']}: {outcome['message']}")
             tqdm.write(failures[-1], file=sys.stderr)
@@ -183,37 +189,23 @@ def parse(
     return arguments, runs, more
 
 
-def validation_flags(model: str, examples: int, workers: int, more: list[str]) -> list[str]:
-    """Validation on the same examples for any number of workers: its batches are as large as those of training."""
-    from benchmark.arguments import parse as parse_run  # here: it loads torch, and the flags are checked before
-    from benchmark.training.workload import load_workload
-
-    settings, _ = parse_run(["--model", model, "--strategy", "single", *more])
-    there = len(load_workload(settings).validation) // examples  # type: ignore[arg-type]
-    return ["--eval_batches", str(workers * max(1, min(VALIDATION_STEPS, there)))]
-
-
 def main(command: str = "sweep", about: str | None = __doc__, defaults: Sequence[str] = ()) -> None:
     arguments, runs, more = parse([*defaults, *sys.argv[1:]], command, about)
-    begin, folder, examples = environment(), arguments.output_dir, arguments.examples_per_step
+    begin, folder = environment(), arguments.output_dir
     folder.mkdir(parents=True, exist_ok=True)
-    if examples:
+    if arguments.examples_per_step:
+        from benchmark.arguments import parse as parse_run  # here: it loads torch, and the flags are checked before
+
         os.environ.setdefault("OMP_NUM_THREADS", "1")
-    groups = []
-    for model, count in dict.fromkeys((run.model, run.workers) for run in runs):
-        some = [run for run in runs if (run.model, run.workers) == (model, count)]
-        flags = [*validation_flags(model, examples, count, more), *more] if examples else more
-        launches = [replace(run, repeat=repeat) for repeat in range(arguments.repeats) for run in some]
-        if arguments.steps:  # otherwise the runs with small batches tell how many steps the others need
-            random.Random(arguments.seed).shuffle(launches)
-        groups.append((launches, flags))
-        check_kept(launches, folder, arguments.steps, flags)
-    failures = [line for launches, flags in groups for line in sweep(launches, arguments, flags)]
-    if examples:
-        launched = {
-            run: [left_in(folder / replace(run, repeat=n).name) for n in range(arguments.repeats)] for run in runs
-        }
-        result = {"left_out": failures, **write_frameworks(folder, launched, failures, begin)}
+        parse_run(["--strategy", "single", *more])  # a mistake is said once, not by every run
+    launches = [replace(run, repeat=repeat) for repeat in range(arguments.repeats) for run in runs]
+    if arguments.steps:  # otherwise the runs with small batches tell how many steps the others need
+        random.Random(arguments.seed).shuffle(launches)
+    for run in launches:
+        check_kept(run, folder, arguments.steps, flags_of(run, arguments, more))
+    failures = sweep(launches, arguments, more)
+    if arguments.examples_per_step:
+        result = {"left_out": failures, **write_frameworks(folder, runs, failures, begin)}
     else:
         result = {"runs": len(runs), "failures": failures, **write_tables(folder)}
     print(json.dumps(result))

@@ -11,8 +11,8 @@ import torch.distributed as dist
 
 from benchmark.engines.operators import compile_operators
 from benchmark.settings import Settings
+from cluster.emulate import on_nodes
 from cluster.guard import die_with_parent
-from cluster.launch import free_port
 from common.config import RunConfig
 from common.errors import InputError
 from common.paths import ROOT
@@ -46,11 +46,10 @@ def start_workers(module: str, count: int, argv: list[str], quiet: bool = False)
 
 def on_emulated_nodes(module: str, count: int, argv: list[str], rate: str = "none") -> int:
     """Run `python -m module argv` with every worker on an emulated node of its own. The exit code."""
-    place = ["--master_ip", "10.10.1.1", "--master_port", str(free_port()), "--world_size", str(count)]
-    worker = ["env", "COS598D_EMULATED=1", f"{STARTER_REPORTS}=1", sys.executable, "-m", module, *argv, *place]
-    command = [sys.executable, "-m", "cluster.emulate", "--nodes", str(count), "--rate", rate, "--", *worker]
-    command += ["--local_rank", "{rank}"]
-    return subprocess.run(command, cwd=ROOT, stdout=sys.stderr, preexec_fn=die_with_parent).returncode
+    worker = ["env", "COS598D_EMULATED=1", f"{STARTER_REPORTS}=1", sys.executable, "-m", module, *argv]
+    return subprocess.run(
+        on_nodes(count, rate, worker), cwd=ROOT, stdout=sys.stderr, preexec_fn=die_with_parent
+    ).returncode
 
 
 def make_ready(settings: Settings, strategies: Iterable[str], no_cuda: bool = False) -> None:

@@ -40,7 +40,7 @@ from cluster.emulate import bits_per_second
 from common.config import RunConfig
 from common.errors import exit_on_input_error
 from common.flags import burst_bytes
-from common.workers.collectives import CollectiveLog
+from common.workers.collectives import recorded
 from task4_traffic.expected import example_model
 
 MIB = 2**20
@@ -55,28 +55,22 @@ def stack(layers: int, width: int) -> nn.Sequential:
     return model
 
 
-def wrapped(model: nn.Module) -> tuple[DistributedDataParallel, list[int]]:
-    """The model in DDP, and a list that gets the bytes of each bucket that is sent."""
-    ddp, sent = DistributedDataParallel(model), list[int]()
+def sent(name: str, action: Callable[[], object]) -> list[int]:
+    """The bytes of each collective of this name that an action makes; those of DDP are among them."""
+    before = len(recorded())
+    action()
+    return [collective.bytes for collective in recorded()[before:] if collective.name == name]
 
-    def note(_: None, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        sent.append(bucket.buffer().nbytes)
-        work = dist.all_reduce(bucket.buffer(), async_op=True)
-        assert work is not None
-        return work.get_future().then(lambda future: future.value()[0])
 
-    ddp.register_comm_hook(None, note)
-    return ddp, sent
+def train(model: nn.Module, width: int) -> None:
+    """A forward and a backward."""
+    model(torch.ones(1, width)).sum().backward()
 
 
 def buckets(config: RunConfig) -> Verdict:
     """The bytes of DDP's buckets in the first and in the third iteration: 12 parameters of 10 MB."""
-    ddp, sent = wrapped(stack(12, 1600))
-    steps = []
-    for _ in range(3):
-        sent.clear()
-        ddp(torch.ones(1, 1600)).sum().backward()
-        steps.append([round(size / MIB, 1) for size in sent])
+    ddp = DistributedDataParallel(stack(12, 1600))
+    steps = [[round(size / MIB, 1) for size in sent("all_reduce", lambda: train(ddp, 1600))] for _ in range(3)]
     first, _, later = steps
     holds = len(first) == 1 and later[0] > 1 and max(later[1:]) > 25 and len(later) > 2
     return holds, f"first iteration {first} MiB, later {later}"
@@ -84,42 +78,28 @@ def buckets(config: RunConfig) -> Verdict:
 
 def no_sync(config: RunConfig) -> Verdict:
     """How many buckets are sent if backward alone, or forward as well, is inside no_sync()."""
-    ddp, sent = wrapped(stack(4, 64))
-    ddp(torch.ones(1, 64)).sum().backward()
-    sent.clear()
+    ddp = DistributedDataParallel(stack(4, 64))
+    train(ddp, 64)
     loss = ddp(torch.ones(1, 64)).sum()
     with ddp.no_sync():
-        loss.backward()
-    backward_alone = len(sent)
-    sent.clear()
-    with ddp.no_sync():
-        ddp(torch.ones(1, 64)).sum().backward()
-    observation = f"buckets sent: {backward_alone} with backward alone, {len(sent)} with forward as well"
-    return backward_alone > 0 == len(sent), observation
+        backward_alone = len(sent("all_reduce", loss.backward))
+        both = len(sent("all_reduce", lambda: train(ddp, 64)))
+    observation = f"buckets sent: {backward_alone} with backward alone, {both} with forward as well"
+    return backward_alone > 0 == both, observation
 
 
 def buffers(config: RunConfig) -> Verdict:
     """How often DDP broadcasts its buffers: in four forwards without gradients, then in each of two training steps."""
-    ddp, log = DistributedDataParallel(stack(2, 16)), CollectiveLog()
-
-    def broadcasts(action: Callable[[], object]) -> int:
-        before = log.total.get("broadcast", 0)
-        action()
-        log.drain()
-        return log.total.get("broadcast", 0) - before
+    ddp = DistributedDataParallel(stack(2, 16))
 
     def evaluate() -> None:
         with torch.no_grad():
             for _ in range(4):
                 ddp(torch.ones(1, 16))
 
-    def step() -> None:
-        ddp(torch.ones(1, 16)).sum().backward()
-
-    log.drain()
     for _ in range(2):  # the second one also agrees on new buckets
-        broadcasts(step)
-    counts = [broadcasts(evaluate), broadcasts(step), broadcasts(step)]
+        train(ddp, 16)
+    counts = [len(sent("broadcast", action)) for action in (evaluate, lambda: train(ddp, 16), lambda: train(ddp, 16))]
     return counts == [1, 0, 1], f"broadcasts in evaluation and two steps: {counts}"
 
 

@@ -37,6 +37,11 @@ def optimizer_class(settings: Settings) -> Callable[[list[dict]], torch.optim.Op
     return partial(torch.optim.AdamW, lr=settings.learning_rate, eps=settings.adam_epsilon, betas=BETAS)
 
 
+def micro_batches(examples: int, stages: int) -> int:
+    """Into how many a pipeline cuts these examples: as many as divide them, at most four for each stage."""
+    return max(count for count in range(1, min(examples, 4 * stages) + 1) if examples % count == 0)
+
+
 def validation_sums(logits: Tensor, batch: dict[str, Tensor], kind: str) -> tuple[float, int, int]:
     """Sum of the losses, tokens guessed right, tokens. logits (B, T, V); labels (B, T) with -100 at padding."""
     labels = batch["labels"]

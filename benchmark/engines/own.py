@@ -1,4 +1,4 @@
-"""The bonus lessons as strategies: the solved files in beyond/, loaded by path.
+"""The bonus lessons as strategies: the solved files in beyond/.
 
 own_ring averages all gradients after backward, own_overlap bucket by bucket during backward. With --bucket_mb auto
 the size of its buckets is chosen in the first step, see bucket_size.py. own_zero1, own_zero2 and own_zero3 shard what
@@ -7,9 +7,9 @@ ZeRO's stages shard. With --precision bf16 their model is bf16 and the shards ar
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -19,27 +19,23 @@ from torch import Tensor, nn
 from benchmark.engines.bucket_size import bucket_bytes, measure
 from benchmark.engines.engine import HALF, Engine, optimizer_class
 from benchmark.training.own_model import blocks
-from common.paths import ROOT, import_file
-
-LESSONS = ROOT / "beyond"
-
-
-def lesson(name: str, folder: Path = LESSONS) -> ModuleType:
-    """A file of beyond/ as a module."""
-    return import_file(folder / f"{name}.py", f"own_{name}")
+from beyond.checkpoint import load_shards, save_shards
+from beyond.overlap import BUCKET_BYTES, GradientReducer
+from beyond.ring import average_gradients
+from beyond.sharded_model import ShardedModel
+from beyond.sharded_optimizer import ShardedOptimizer
 
 
 class OwnRing(Engine):
     """Each worker holds all; an all_reduce of send and recv sums all gradients when the last one is there."""
 
     def wrap(self, model: nn.Module) -> Any:
-        self.ring = lesson("ring")
         return model
 
     def backward(self, loss: Tensor, last: bool) -> Tensor:
         value = super().backward(loss, last)
         if last:
-            self.ring.average_gradients(self.bare)
+            average_gradients(self.bare)
         return value
 
     def unrecorded_bytes(self) -> float:
@@ -50,10 +46,9 @@ class OwnOverlap(Engine):
     """Each worker holds all; gradients are summed by all_reduce, bucket by bucket, while backward still runs."""
 
     def wrap(self, model: nn.Module) -> Any:
-        lessons = lesson("overlap")
         given = self.settings.bucket_mb  # None: to be chosen
         self.is_chosen = given is not None
-        self.reducer = lessons.GradientReducer(model, int(given * 2**20) if given else lessons.BUCKET_BYTES)
+        self.reducer = GradientReducer(model, int(given * 2**20) if given else BUCKET_BYTES)
         return model
 
     def backward(self, loss: Tensor, last: bool) -> Tensor:
@@ -83,7 +78,8 @@ class OwnSharded(Engine):
     """What the three stages share: the lesson's object has the optimizer, clips, and steps."""
 
     autocasts = False
-    sharded: Any  # ShardedOptimizer or ShardedModel
+    shard: Callable[..., Any]  # gives the lesson's object for (model, blocks, make_optimizer, weight_decay)
+    sharded: Any  # this object
 
     def wrap(self, model: nn.Module) -> Any:
         settings = self.settings
@@ -91,10 +87,6 @@ class OwnSharded(Engine):
             model = model.to(HALF[settings.precision])
         self.sharded = self.shard(model, blocks(model), optimizer_class(settings), settings.weight_decay)
         return model
-
-    def shard(self, *arguments: object) -> Any:
-        """The lesson's object for (model, blocks, make_optimizer, weight_decay)."""
-        raise NotImplementedError
 
     def make_optimizer(self) -> Any:
         return self.sharded.optimizer
@@ -132,17 +124,16 @@ class OwnSharded(Engine):
         return full if self.worker.is_first else {}
 
     def save(self, folder: Path) -> None:
-        lesson("checkpoint").save_shards(folder, self.sharded)
+        save_shards(folder, self.sharded)
 
     def load(self, folder: Path) -> None:
-        lesson("checkpoint").load_shards(folder, self.sharded)
+        load_shards(folder, self.sharded)
 
 
 class OwnZero1(OwnSharded):
     """The state of the optimizer is sharded; gradients go to the owner of their shard when the step begins."""
 
-    def shard(self, *arguments: object) -> Any:
-        return lesson("sharded_optimizer").ShardedOptimizer(*arguments, stage=1)
+    shard = staticmethod(partial(ShardedOptimizer, stage=1))
 
     def backward(self, loss: Tensor, last: bool) -> Tensor:
         return Engine.backward(self, loss, last)  # gradients stay and add up until the step
@@ -155,15 +146,13 @@ class OwnZero1(OwnSharded):
 class OwnZero2(OwnSharded):
     """State and gradients are sharded; gradients leave during backward, block by block."""
 
-    def shard(self, *arguments: object) -> Any:
-        return lesson("sharded_optimizer").ShardedOptimizer(*arguments, stage=2)
+    shard = staticmethod(partial(ShardedOptimizer, stage=2))
 
 
 class OwnZero3(OwnSharded):
     """State, gradients and parameters are sharded; a block's parameters are gathered before it computes."""
 
-    def shard(self, *arguments: object) -> Any:
-        return lesson("sharded_model").ShardedModel(*arguments)
+    shard = ShardedModel
 
     def copies(self, full: dict[str, Tensor]) -> Iterator[tuple[str, Tensor, Tensor]]:
         yield from ()  # every worker has its own shards

@@ -12,14 +12,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from benchmark.engines.engine import Engine, optimizer_class, summary, validation_sums
+from benchmark.engines.engine import Engine, micro_batches, optimizer_class, summary, validation_sums
 from benchmark.settings import Settings
 from beyond.on_grid import OnGrid
 from beyond.tensor_parallel import ColumnParallel, RowParallel, attention_columns, own_part
 from common.arguments import check_cut, parse_grid
 from common.workers.process_group import Worker
-
-MICRO_BATCHES_A_STAGE = 4  # as engines/pipeline.py
 
 
 class OwnGrid(Engine):
@@ -38,11 +36,8 @@ class OwnGrid(Engine):
     def wrap(self, model: Any) -> nn.Module:
         settings, grid = self.settings, self.sizes
         # The workers of a replica compute the examples of all of them together.
-        count = settings.batch_size * grid.pipeline * grid.tensor
-        chunks = 1
-        if grid.pipeline > 1:
-            most = min(count, MICRO_BATCHES_A_STAGE * grid.pipeline)
-            chunks = max(c for c in range(1, most + 1) if count % c == 0)
+        examples = settings.batch_size * grid.pipeline * grid.tensor
+        chunks = micro_batches(examples, grid.pipeline) if grid.pipeline > 1 else 1
         model.transformer.wte.to(self.worker.device)  # where a model's first parameter is, OnGrid draws dropout masks
         self.grid = OnGrid(model, grid, optimizer_class(settings), settings.weight_decay, "1f1b", chunks)
         return self.grid.model.to(self.worker.device)
@@ -84,7 +79,8 @@ class OwnGrid(Engine):
     def full_parameters(self) -> dict[str, Tensor]:
         """Each worker sends its cell to the first, which puts slices and stages together."""
         first = self.worker.is_first
-        own_cell = [(name, p.detach().cpu(), self.place(p)) for name, p in self.names()]
+        places = self.places()
+        own_cell = [(name, p.detach().cpu(), places.get(id(p))) for name, p in self.names()]
         cells: list[Any] = [None] * self.worker.world_size if first else []
         dist.gather_object(own_cell, cells if first else None)
         if not first:
@@ -100,8 +96,9 @@ class OwnGrid(Engine):
         return whole
 
     def copies(self, full: dict[str, Tensor]) -> Iterator[tuple[str, Tensor, Tensor]]:
+        places = self.places()
         for name, p in self.names():
-            place, whole = self.place(p), full[name]
+            place, whole = places.get(id(p)), full[name]
             yield name, p.detach().cpu(), whole if place is None else whole.index_select(*place)
 
     def names(self) -> Iterable[tuple[str, nn.Parameter]]:
@@ -117,11 +114,8 @@ class OwnGrid(Engine):
             else:
                 yield f"transformer.{name}", parameter
 
-    def place(self, parameter: nn.Parameter) -> tuple[int, Tensor] | None:
-        """The position of a slice in the whole parameter: dimension and indices; None if it is not cut."""
-        return self.places().get(id(parameter))
-
     def places(self) -> dict[int, tuple[int, Tensor]]:
+        """Of each parameter that is cut, by its id, the place of this slice in the whole: dimension and indices."""
         places: dict[int, tuple[int, Tensor]] = {}
         group, width = self.grid.tensor, self.config.n_embd
         heads = own_part(self.config.n_head, group)

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from benchmark.engines.engine import Engine, optimizer_class
+from benchmark.engines.engine import Engine, micro_batches, optimizer_class
 from benchmark.settings import Settings
 from common.errors import InputError
 from common.optim import weight_decay_groups
@@ -31,7 +31,7 @@ class Pipeline(Engine):
         parallel.train()
         self.config = model.config
         self.total = settings.batch_size * worker.world_size
-        chunks = max(c for c in range(1, min(self.total, 4 * worker.world_size) + 1) if self.total % c == 0)
+        chunks = micro_batches(self.total, worker.world_size)
         if chunks < worker.world_size:
             raise InputError(
                 f"--batch_size: a pipeline of {worker.world_size} stages needs at least {worker.world_size} "

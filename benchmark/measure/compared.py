@@ -67,7 +67,7 @@ class ComparedStrategy:
         if self.memory.bytes is not None:
             self.figures["peak_bytes"] = max(self.figures["peak_bytes"] or 0, self.memory.bytes)
         if payload:
-            sent = payload.of_engine(self.engine, self.settings, 1)
+            sent = payload.of_engine(self.engine, self.settings)
             self.figures |= {"sent_bytes": sent["bytes"], "calls": sent["calls"]}
 
     def take_step(self, number: int, batches: list) -> None:

@@ -4,15 +4,13 @@ meter.begin()
 with meter.phase("forward"): ...
 meter.end()
 
-Between two phases, and after the last, runs "other". So the phases of a step add up to its wall time; that they are
-all of the run's time is checked against one clock around the whole timed window.
+Between two phases, and after the last, runs "other". So the phases of a step add up to its wall time.
 """
 
 import contextlib
 import time
 from collections.abc import Iterator
 
-import psutil
 import torch
 
 from common.workers.process_group import Worker
@@ -26,14 +24,14 @@ class Meter:
     def __init__(self, worker: Worker) -> None:
         self.device = worker.device
         self.steps: list[dict[str, float]] = []  # {"wall": ..., "data": ..., ...}
-        self.process = psutil.Process()
+        self.cpu_seconds: list[float] = []  # of this process, in each step
         self._now: dict[str, float] = {}
-        self._begin = 0.0
+        self._begin = self._cpu_begin = 0.0
 
     def begin(self) -> None:
         self._wait()
         self._now = dict.fromkeys(PHASES, 0.0)
-        self._begin = time.perf_counter()
+        self._begin, self._cpu_begin = time.perf_counter(), time.process_time()
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -48,46 +46,11 @@ class Meter:
         wall = time.perf_counter() - self._begin
         self._now["other"] = wall - sum(self._now.values())
         self.steps.append({"wall": wall, **self._now})
+        self.cpu_seconds.append(time.process_time() - self._cpu_begin)
 
     def _wait(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # a GPU still computes after the call has returned
-
-
-class Window:
-    """The timed steps as one piece: wall time, CPU time of this process, what the GPU says about itself."""
-
-    def __init__(self, meter: Meter) -> None:
-        self.meter = meter
-        self.first = self.last = len(meter.steps)
-        self._wall = time.perf_counter()
-        self._cpu = self._cpu_seconds()
-        self.figures: dict[str, float | None] = {}
-
-    def close(self) -> None:
-        wall, cpu = time.perf_counter() - self._wall, self._cpu_seconds() - self._cpu
-        self.last = len(self.meter.steps)
-        self.figures = {
-            "wall_s": wall,
-            "cpu_utilisation": cpu / wall,  # 1.0: one core is busy all the time
-            **gpu_figures(self.meter.device),
-        }
-
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """What stands inside, such as a validation between two steps, does not count."""
-        wall, cpu = time.perf_counter(), self._cpu_seconds()
-        yield
-        self._wall += time.perf_counter() - wall
-        self._cpu += self._cpu_seconds() - cpu
-
-    @property
-    def steps(self) -> list[dict[str, float]]:
-        return self.meter.steps[self.first : self.last]
-
-    def _cpu_seconds(self) -> float:
-        used = self.meter.process.cpu_times()
-        return used.user + used.system
 
 
 def gpu_figures(device: torch.device) -> dict[str, float | None]:

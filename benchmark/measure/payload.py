@@ -10,8 +10,6 @@ S: bytes of the tensor that a worker hands in, N: workers. The mean over the wor
 What is sent from rank to rank is not among the recorded collectives: an engine says how much that is.
 """
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 from benchmark.settings import Settings
@@ -34,30 +32,17 @@ def sent(name: str, size: int, workers: int, backend: str = "gloo") -> float:
 
 
 class Payload:
-    """Collectives between two moments of a run; read rarely, the recorder is slow to read."""
+    """The collectives of one step, which begins with this object; the recorder is slow to read."""
 
     def __init__(self) -> None:
-        self._last = _newest()
-        self._ignored: list[range] = []
+        self._last = max((entry.number for entry in recorded()), default=-1)
 
-    @contextlib.contextmanager
-    def ignored(self) -> Iterator[None]:
-        """What stands inside does not count."""
-        before = _newest()
-        yield
-        self._ignored.append(range(before + 1, _newest() + 1))
-
-    def of_engine(self, engine: Any, settings: Settings, steps: int) -> dict[str, float | None]:
-        """{"bytes", "calls"} per step of an engine; None where the recorder does not know, or has overflowed."""
+    def of_engine(self, engine: Any, settings: Settings) -> dict[str, float | None]:
+        """{"bytes", "calls"} of an engine's step; None where the recorder does not know, or has overflowed."""
         entries, workers = recorded(), settings.world_size
         fresh = [entry for entry in entries if entry.number > self._last]
         if (not entries and workers > 1) or (fresh and fresh[0].number > self._last + 1):
             return {"bytes": None, "calls": None}
-        fresh = [entry for entry in fresh if not any(entry.number in span for span in self._ignored)]
         sizes = engine.group_sizes()  # where it is not all workers
         sent_bytes = (sent(one.name, one.bytes, sizes.get(one.group, workers), settings.backend) for one in fresh)
-        return {"bytes": sum(sent_bytes) / steps + engine.unrecorded_bytes(), "calls": len(fresh) / steps}
-
-
-def _newest() -> int:
-    return max((entry.number for entry in recorded()), default=-1)
+        return {"bytes": sum(sent_bytes) + engine.unrecorded_bytes(), "calls": len(fresh)}

@@ -1,4 +1,4 @@
-"""A few steps under torch.profiler: communication, its exposed part, CPU and device time.
+"""A few steps under torch.profiler: communication, and its exposed part.
 
     main thread   [ forward ][ backward          ]....[ optimizer ]
     gloo               [=== all_reduce ===] [== all_reduce ==]        total: both; exposed: the dots, where nothing
@@ -20,7 +20,6 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from common.timeline.spans import Span, duration, merged, without
 
 COMMUNICATION = ("gloo:", "nccl:", "ncclDevKernel", "ncclKernel")
-ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")  # categories; those of annotations show the same time once more
 
 
 class Tracer:
@@ -29,7 +28,7 @@ class Tracer:
     def __init__(self, on_gpu: bool) -> None:
         self.on_gpu = on_gpu
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
-        self._profile = profile(activities=activities, acc_events=True)
+        self._profile = profile(activities=activities)
         self.steps = 0
 
     def start(self) -> None:
@@ -37,10 +36,7 @@ class Tracer:
 
     def stop(self, keep: Path | None) -> dict[str, Any]:
         """The figures per traced step; the trace itself goes to `keep`."""
-        events = self.events(keep)
-        averages = self._profile.key_averages()
-        cpu = sum(row.self_cpu_time_total for row in averages if not row.key.startswith(COMMUNICATION))
-        return read_trace(events, self.steps, self.on_gpu) | {"cpu_ms": cpu / 1e3 / self.steps}
+        return read_trace(self.events(keep), self.steps, self.on_gpu)
 
     def events(self, keep: Path | None = None) -> list[dict]:
         """Stop profiling and return all events since the start."""
@@ -67,7 +63,7 @@ def inside(events: list[dict], name: str) -> list[dict]:
 
 
 def read_trace(events: Iterable[dict], steps: int, on_gpu: bool = False) -> dict[str, Any]:
-    """Communication per step (ms), its exposed share of each phase; the time of everything on the GPU.
+    """Communication per step (ms), and its exposed share of each phase.
 
     On a GPU, kernels count, since a call of NCCL ends when it is queued. None where the profiler saw none.
     """
@@ -79,15 +75,13 @@ def read_trace(events: Iterable[dict], steps: int, on_gpu: bool = False) -> dict
             if name.startswith("phase:") and event.get("cat") == "user_annotation":
                 phases[name.removeprefix("phase:")].append(span)
                 continue
-            if on_gpu and event.get("cat") in ON_DEVICE:
-                spans["device"].append(span)
             if name.startswith(COMMUNICATION):
                 if not on_gpu or event.get("cat") == "kernel" or name.startswith("gloo:"):
                     spans["communication"].append(span)
             elif _computes(event, name, on_gpu):
                 spans["compute"].append(span)
-    if on_gpu and not spans["device"]:
-        return dict.fromkeys(("communication_ms", "exposed_ms", "exposed_shares", "device_ms"))
+    if on_gpu and not spans["compute"]:
+        return dict.fromkeys(("communication_ms", "exposed_ms", "exposed_shares"))
     exposed = without(merged(spans["communication"]), spans["compute"])
     shares = {}
     for name, phase_spans in phases.items():
@@ -97,7 +91,6 @@ def read_trace(events: Iterable[dict], steps: int, on_gpu: bool = False) -> dict
         "communication_ms": duration(spans["communication"]) / 1e3 / steps,
         "exposed_ms": duration(exposed) / 1e3 / steps,
         "exposed_shares": shares,
-        "device_ms": sum(end - begin for begin, end in spans["device"]) / 1e3 / steps if on_gpu else None,
     }
 
 

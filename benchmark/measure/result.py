@@ -15,9 +15,8 @@ def assemble(settings: Settings, begin: dict, shapes: list[torch.Size], measured
 
     begin: the machine as it was before.
     """
-    plan, window = measured["plan"], measured["window"]
+    plan, steps = measured["plan"], measured["steps"]
     parameters = sum(shape.numel() for shape in shapes)
-    steps = window.steps if window else []
     result: dict[str, Any] = {
         "strategy": settings.strategy,
         "model": settings.model,
@@ -38,18 +37,17 @@ def assemble(settings: Settings, begin: dict, shapes: list[torch.Size], measured
     }
     if steps:
         median, low, high = interval([step["wall"] * 1e3 for step in steps])
-        mean = sum(step["wall"] for step in steps) / len(steps)
+        wall = sum(step["wall"] for step in steps)
         result |= {
             "step_ms": median,
             "step_ms_95": [low, high],
-            "wall_s": window.figures["wall_s"],
-            "phases_ms": phases(steps, measured["trace"], settings.strategy),
-            "samples_per_second": settings.examples_per_step / mean,
-            "tokens_per_second": settings.examples_per_step * settings.length / mean,
-            "utilisation": {k: v for k, v in window.figures.items() if k != "wall_s"},
+            "wall_s": wall,
+            "phases_ms": phases(steps, measured["trace"]),
+            "samples_per_second": settings.examples_per_step * len(steps) / wall,
+            "tokens_per_second": settings.examples_per_step * settings.length * len(steps) / wall,
+            "utilisation": measured["utilisation"],
         }
     trace = measured["trace"] or {}
-    result["profiler_ms"] = {name: trace.get(f"{name}_ms") for name in ("cpu", "device")}
     result["communication"] = {
         "total_ms": trace.get("communication_ms"),
         "exposed_ms": trace.get("exposed_ms"),
@@ -59,7 +57,7 @@ def assemble(settings: Settings, begin: dict, shapes: list[torch.Size], measured
     return result
 
 
-def phases(steps: list[dict], trace: dict | None, strategy: str) -> dict[str, float | None]:
+def phases(steps: list[dict], trace: dict | None) -> dict[str, float | None]:
     """Mean ms per step; what the trace saw as exposed communication is taken out of the phase it was in."""
     means = {name: sum(step[name] for step in steps) / len(steps) * 1e3 for name in steps[0] if name != "wall"}
     traced_shares = (trace or {}).get("exposed_shares")
@@ -122,7 +120,6 @@ def table(result: dict[str, Any]) -> str:
             ("sent per step", f"{communication['sent_bytes'] / 1e6:.3f} MB in {communication['sent_calls']:.0f} calls")
         )
     for name, value in memory.items():
-        value = value["total"] if isinstance(value, dict) else value
         rows.append((name.replace("_", " "), "not measured" if value is None else f"{value / 1e6:.2f} MB"))
     lines = [f"\n{result['strategy']}", *(f"  {name:<22} {value}" for name, value in rows)]
     return "\n".join([*lines, machine_line(result["environment"])])

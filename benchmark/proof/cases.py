@@ -5,8 +5,8 @@ rate 1 without clipping, where the change of a parameter is its gradient. The se
 behind. Accumulation has mistakes of its own, and so have modules that are used several times in one forward.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from types import SimpleNamespace
 from typing import Any
 
@@ -100,7 +100,7 @@ def reference(case: Case, settings: Settings, workload: Any) -> Reference:
     for _ in range(case.steps):
         total = 0.0
         for batches in ranks:
-            for batch in take(batches, case.accumulation):
+            for batch in islice(batches, case.accumulation):
                 loss = model(**batch).loss / (case.accumulation * len(ranks))
                 loss.backward()
                 total += loss.item()
@@ -114,8 +114,3 @@ def reference(case: Case, settings: Settings, workload: Any) -> Reference:
         norms.append(norm)
         losses.append(total)
     return Reference(limit, parameters, norms, losses)
-
-
-def take(batches: Iterator[dict[str, Tensor]], count: int) -> Iterator[dict[str, Tensor]]:
-    for _ in range(count):
-        yield next(batches)

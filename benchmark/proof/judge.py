@@ -57,13 +57,12 @@ class Observed:
 class Update:
     """A change of all parameters beside the right one. scale: how many times the right one. error: relative.
 
-    fault: what is wrong; empty if nothing is. worst: the largest error of a parameter in units of its limit.
+    fault: what is wrong; empty if nothing is.
     """
 
     scale: float
     error: float
     fault: str
-    worst: float
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,6 @@ class CaseResult:
     scale: float = math.nan
     error: float = math.nan
     norm: float | None = None  # in units of the right one, the farthest from 1; None: not known
-    worst: float = math.nan
     sent: dict[str, int] = field(default_factory=dict)  # bytes of the first step, by collective and dtype
 
 
@@ -104,8 +102,7 @@ def judge(
         if not distance(loss, expected) <= allowed.loss * expected:
             faults.append(f"loss {loss:.5f} instead of {expected:.5f} in step {step}")
     shown = max(updates, key=lambda update: -math.inf if math.isnan(update.error) else update.error)
-    worst = max(updates, key=lambda update: update.worst).worst
-    return CaseResult(case.name, faults, shown.scale, shown.error, norm, worst, by_kind(observed.sent or []))
+    return CaseResult(case.name, faults, shown.scale, shown.error, norm, by_kind(observed.sent or []))
 
 
 def start(got: dict[str, Tensor], want: dict[str, Tensor], allowed: float) -> list[str]:
@@ -129,22 +126,19 @@ def change(before: dict[str, Tensor], after: dict[str, Tensor]) -> dict[str, Ten
 def compare(got: dict[str, Tensor], want: dict[str, Tensor], before: dict[str, Tensor], allowed: Limits) -> Update:
     """Compare updates parameter by parameter, and as one vector. before: the values whose rounding is in the update."""
     if missing := [name for name in want if name not in got]:
-        return Update(math.nan, math.nan, f"missing ({short(missing)})", math.inf)
+        return Update(math.nan, math.nan, f"missing ({short(missing)})")
     whole = norm_of(want.values())
-    errors = {name: norm_of([got[name] - want[name]]) for name in want}
-    sizes = {name: norm_of([want[name]]) for name in want}
-    units = {
-        name: error
-        / (allowed.parameter * sizes[name] + allowed.rounding * norm_of([before[name]]) + allowed.noise * whole)
-        for name, error in errors.items()
-    }
+
+    def limit(name: str) -> float:
+        of_itself = allowed.parameter * norm_of([want[name]]) + allowed.rounding * norm_of([before[name]])
+        return of_itself + allowed.noise * whole
+
+    wrong = [name for name in want if not norm_of([got[name] - want[name]]) <= limit(name)]  # NaN is within no limit
     scale = sum(float((got[name] * want[name]).sum()) for name in want) / whole**2
     error = norm_of(got[name] - want[name] for name in want) / whole
-    wrong = [name for name, unit in units.items() if not unit <= 1]
-    fault = ""
     if wrong or not distance(scale, 1.0) <= allowed.scale:
-        fault = words(got, want, wrong or list(want), scale, allowed)
-    return Update(scale, error, fault, max(units.values(), key=lambda unit: math.inf if math.isnan(unit) else unit))
+        return Update(scale, error, words(got, want, wrong or list(want), scale, allowed))
+    return Update(scale, error, "")
 
 
 def words(got: dict[str, Tensor], want: dict[str, Tensor], wrong: list[str], scale: float, allowed: Limits) -> str:

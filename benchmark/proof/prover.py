@@ -55,7 +55,7 @@ class Proof:
             "error": finite(max((verdict.error for verdict in sgd), default=math.nan)),
             "norm": finite(max(norms, key=lambda norm: abs(norm - 1), default=math.nan)),
             "sent": self.verdicts[0].sent if self.verdicts else {},
-            "cases": {v.case: {"faults": v.faults, "of_limit": finite(v.worst)} for v in self.verdicts},
+            "cases": {verdict.case: verdict.faults for verdict in self.verdicts},
         }
 
 

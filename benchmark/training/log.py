@@ -1,6 +1,5 @@
-"""What a run says while it trains: the losses, TensorBoard always, Weights & Biases (offline) if asked."""
+"""What a run says while it trains: losses and validations, which TensorBoard draws."""
 
-import os
 import warnings
 from typing import Any
 
@@ -20,11 +19,7 @@ class Log:
         self.losses: list[float] = []
         self.means: list[float] = []
         self.evaluations: list[dict] = []
-        self._board: Any = None
-        self._wandb: Any = None
-        if self.is_first:
-            self._board = _tensorboard(settings)
-            self._wandb = _wandb(settings) if settings.wandb else None
+        self._board = _tensorboard(settings) if self.is_first else None
 
     def restart(self, losses: list[float]) -> None:
         """The losses of the run that is continued."""
@@ -53,9 +48,6 @@ class Log:
     def close(self) -> None:
         if self._board:
             self._board.close()
-        if self._wandb:
-            self._wandb.finish()
-        if self.is_first:
             with atomic_write(self.settings.output_dir / "losses.txt") as file:
                 file.writelines(f"{loss!r}\n" for loss in self.means)
 
@@ -63,8 +55,6 @@ class Log:
         if self._board:
             for name, value in values.items():
                 self._board.add_scalar(name, value, step)
-        if self._wandb:
-            self._wandb.log(values, step=step)
 
 
 def _tensorboard(settings: Settings) -> Any:
@@ -72,10 +62,3 @@ def _tensorboard(settings: Settings) -> Any:
         warnings.simplefilter("ignore")
         from torch.utils.tensorboard import SummaryWriter
     return SummaryWriter(str(settings.output_dir / "tensorboard"))
-
-
-def _wandb(settings: Settings) -> Any:
-    os.environ["WANDB_MODE"] = "offline"  # nothing leaves this machine; `wandb sync` sends it later
-    import wandb
-
-    return wandb.init(project="benchmark", dir=str(settings.output_dir), name=settings.strategy)

@@ -11,7 +11,7 @@ from tqdm.auto import tqdm
 
 from benchmark.engines.engine import Engine
 from benchmark.measure.memory import counted
-from benchmark.measure.meter import Meter, Window
+from benchmark.measure.meter import Meter, gpu_figures
 from benchmark.measure.payload import Payload
 from benchmark.measure.profile import Tracer, mark
 from benchmark.settings import Settings
@@ -56,10 +56,9 @@ def train(
     log.restart(losses)
     on_gpu = worker.device.type == "cuda"  # there, torch counts memory in the timed steps at no cost
     plan, meter, tracer = Plan(first, settings.max_steps, settings.dropped), Meter(worker), Tracer(on_gpu)
-    measured: dict[str, Any] = dict.fromkeys(("window", "trace", "payload", "persistent", "reserved"))
-    measured |= {"plan": plan, "memory": memory}
+    measured: dict[str, Any] = dict.fromkeys(("utilisation", "trace", "payload", "persistent", "reserved"))
+    measured |= {"plan": plan, "memory": memory, "steps": []}
     batches = worker.batches(to_device(workload.batches(settings, first), worker.device))
-    payload, window = Payload(), Window(meter)
     memory.start(PERIOD)
     for step in tqdm(range(first, plan.last), desc=settings.strategy, disable=not worker.is_first):
         if step == plan.measured_to and not on_gpu:
@@ -68,10 +67,10 @@ def train(
             dist.barrier()  # all workers begin together; what came before does not count
             if on_gpu:
                 memory.start()
-            payload, window = Payload(), Window(meter)  # in this order: reading the recorder takes a while
         if step == plan.traced_from:
-            close(measured, window, payload, settings, engine)
+            close(measured, meter)
             tracer.start()
+        payload = Payload() if step == plan.last - 1 else None  # all but the first steps send the same
         traced = step >= plan.traced_from
         meter.begin()
         loss = 0.0
@@ -93,23 +92,18 @@ def train(
         del output, value  # freeing the graph is a part of the step
         meter.end()
         tracer.steps += traced
-        if is_due(settings, step + 1):
-            with window.paused(), payload.ignored():
-                between_steps(settings, workload, engine, log, step + 1)
+        if payload:
+            measured["payload"] = payload.of_engine(engine, settings)
+        between_steps(settings, workload, engine, log, step + 1)
     if not on_gpu:
         memory.stop()
     if plan.traced:
         keep = settings.output_dir / f"trace_{worker.rank}.json" if settings.keep_trace else None
         measured["trace"] = tracer.stop(keep)
     elif first < plan.last:
-        close(measured, window, payload, settings, engine)
+        close(measured, meter)
     log.evaluation(plan.last, engine.validate(workload.validation_batches(settings), workload.kind))
     return measured
-
-
-def is_due(settings: Settings, done: int) -> bool:
-    """Whether a validation or a checkpoint follows the step."""
-    return any(every and done % every == 0 for every in (settings.eval_every, settings.checkpoint_every))
 
 
 def between_steps(settings: Settings, workload: Workload, engine: Engine, log: Log, done: int) -> None:
@@ -120,16 +114,16 @@ def between_steps(settings: Settings, workload: Workload, engine: Engine, log: L
         checkpoint_folder.save(settings.output_dir / "checkpoints", done, engine, log.agree())
 
 
-def close(measured: dict[str, Any], window: Window, payload: Payload, settings: Settings, engine: Engine) -> None:
+def close(measured: dict[str, Any], meter: Meter) -> None:
     """The end of the timed steps."""
-    window.close()
-    memory = measured["memory"]
+    memory, dropped = measured["memory"], measured["plan"].dropped
     if memory.device.type == "cuda":
         memory.stop()
         measured["reserved"] = torch.cuda.max_memory_reserved(memory.device)
-    measured["window"] = window
-    if window.steps:
-        measured["payload"] = payload.of_engine(engine, settings, len(window.steps))
+    measured["steps"] = meter.steps[dropped:]
+    wall = sum(step["wall"] for step in measured["steps"])
+    cores = sum(meter.cpu_seconds[dropped:]) / wall  # 1.0: one core is busy all the time
+    measured["utilisation"] = {"cpu_utilisation": cores, **gpu_figures(meter.device)}
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, StackDataset
 
 from common.errors import InputError
 from common.paths import import_file
@@ -42,20 +42,7 @@ class ModelWithLoss(nn.Module):
         return SimpleNamespace(loss=self.loss(self.model, values))
 
 
-class Examples(Dataset):
-    """The examples of a batch, one by one."""
-
-    def __init__(self, batch: Batch) -> None:
-        self.batch = batch
-
-    def __len__(self) -> int:
-        return len(next(iter(self.batch.values())))
-
-    def __getitem__(self, index: int) -> Batch:
-        return {name: tensor[index] for name, tensor in self.batch.items()}
-
-
-def build_own(name: str) -> tuple[ModelWithLoss, Examples]:
+def build_own(name: str) -> tuple[ModelWithLoss, Dataset]:
     """Return the model and the data of FILE.py:NAME. Raises InputError if they are not what the engines need."""
     path, _, function = name.rpartition(":")
     module = import_file(Path(path).resolve(), Path(path).stem)
@@ -67,7 +54,7 @@ def build_own(name: str) -> tuple[ModelWithLoss, Examples]:
         raise InputError(f"--model: {function} of {path} returned {kinds}; {EXPECTED}")
     model, batch, loss = built
     named = list(module.blocks(model)) if hasattr(module, "blocks") else None
-    return ModelWithLoss(model, loss, named), Examples(batch)
+    return ModelWithLoss(model, loss, named), StackDataset(**batch)
 
 
 def _is_complete(built: object) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, default_collate
+from torch.utils.data import Dataset, StackDataset, default_collate
 from transformers import GPT2LMHeadModel, T5ForConditionalGeneration
 
 from benchmark.names import is_own
@@ -23,20 +23,6 @@ from common.models.load import load_tokenizer
 from common.optim import set_seed
 
 Batch = dict[str, Tensor]
-
-
-class TokenExamples(Dataset):
-    """Blocks of tokens (T,) as GPT-2 trains on them: each token predicts the next."""
-
-    def __init__(self, blocks: Any) -> None:
-        self.blocks = blocks
-
-    def __len__(self) -> int:
-        return len(self.blocks)
-
-    def __getitem__(self, index: int) -> Batch:
-        tokens = self.blocks[index]
-        return {"input_ids": tokens, "labels": tokens}
 
 
 @dataclass(frozen=True)
@@ -103,8 +89,13 @@ class Workload:
             step += 1
 
     def validation_batches(self, settings: Settings) -> Iterator[Batch]:
-        """The first --eval_batches batches of the validation set: the same on every worker."""
+        """The first --eval_batches batches of the validation set: the same on every worker.
+
+        What does not fill the examples of a step is left out. So if a step's examples are divided among the workers,
+        and --eval_batches grows with their number, any number of workers validates on the same examples.
+        """
         size, count = settings.batch_size, len(self.validation)  # type: ignore[arg-type]
+        count = count - count % settings.examples_per_step or count
         for begin in range(0, min(count, settings.eval_batches * size) - size + 1, size):
             yield default_collate([self.validation[i] for i in range(begin, begin + size)])
 
@@ -133,14 +124,17 @@ def load_workload(settings: Settings) -> Workload:
             f"--tokenizer_name: the tokenizer has {len(tokenizer)} tokens, but the vocabulary of {name} has "
             f"{config.vocab_size}; choose the model's own tokenizer"
         )
-    if kind == "gpt2":
+    train: Dataset
+    validation: Dataset
+    if kind == "gpt2":  # each token predicts the next: the model shifts the labels
         if settings.length > config.n_positions:
             raise InputError(
                 f"--length: expected at most {config.n_positions} tokens for {name}, got {settings.length}"
             )
         data = read_blocks(settings.data_dir or oscar_sample_file(), tokenizer, settings.length)
-        return Workload(kind, folder, config, tokenizer, TokenExamples(data.train), TokenExamples(data.validation))
-    train, validation = load_pairs(settings.data_dir, tokenizer, settings.length)
+        train, validation = (StackDataset(input_ids=part, labels=part) for part in (data.train, data.validation))
+    else:
+        train, validation = load_pairs(settings.data_dir, tokenizer, settings.length)
     return Workload(kind, folder, config, tokenizer, train, validation)
 
 

@@ -23,8 +23,6 @@ NO_NODES = why_not() if sys.platform == "linux" else "network namespaces are Lin
 # A documented command, as a pattern -> the same in a small setting.
 SMALL = {
     r"task1_single/run_glue\.py": "task1_single/run_glue.py --max_steps 2",
-    r"benchmark\.checks\.timings --only loop": "-m benchmark.checks.timings --quick --only loop",
-    r"benchmark\.checks\.timings(?! --only loop)": "-m benchmark.checks.timings --quick",
     r"benchmark\.checks\.network": "-m benchmark.checks.network --quick --parts tiny",
     r"benchmark\.checks\.claims": "-m benchmark.checks.claims --quick",
     r"benchmark\.checks\.activation_memory": "-m benchmark.checks.activation_memory --quick",
@@ -41,7 +39,6 @@ SMALL = {
     r"benchmark\.accounting .*--emulated": "-m benchmark.accounting --workers 2 --only ddp --emulated",
     r"benchmark\.sweep": "-m benchmark.sweep --strategies single --batch_sizes 1 --workers 1 --steps 3",
     r"benchmark\.frameworks": "-m benchmark.frameworks --strategies single,ddp --workers 1,2 --steps 6",
-    r"benchmark\.checks\.step_peaks": "-m benchmark.checks.step_peaks --quick",
     r"benchmark\.capacity": "-m benchmark.capacity --quick",
     r"benchmark\.tables": "-m benchmark.tables runs/benchmark/sweep",  # of the row above
 }
@@ -70,7 +67,7 @@ ELSEWHERE = {
     r"pytest -q tests/own/test_glue.py|-m pytest --hint": "test_glue.py, test_graded_points.py",
     r"staff\.(attacks|sandbox|grade|mistakes|both_sides|gradescope|proofs)|staff/gradescope": "staff's tests",
     r"benchmark\.(calibrate|checks\.prediction)": "tests/own/test_predict_runs.py runs both, with real workers",
-    r"benchmark\.(predict|tables .*--predict|checks\.gpu)": "tests/own/test_predict_curves.py and test_predict.py",
+    r"benchmark\.(predict|tables .*--predict)": "tests/own/test_predict_curves.py and test_predict.py",
     r"runs/task4_\$|for batch|compare\.py": "test_traffic.py",
 }
 
@@ -125,11 +122,11 @@ def run(words, tree, monkeypatch, cache=None):
 
 
 def marked(command: str) -> object:
-    """Two run in make bank; those that need nodes or packages are skipped without them."""
-    marks = [pytest.mark.proof if re.search("only loop|parts tiny", command) else pytest.mark.slow]
+    """One runs in make bank; those that need nodes or packages are skipped without them."""
+    marks = [pytest.mark.proof if "parts tiny" in command else pytest.mark.slow]
     if any(word in command for word in ("checks.network", "--nodes", "--emulated", "cluster.pictures")):
         marks.append(pytest.mark.skipif(bool(NO_NODES), reason=str(NO_NODES)))
-    if re.search(r"benchmark\.(?!checks\.(?!step_peaks)|tables)", command):
+    if re.search(r"benchmark\.(?!checks|tables)", command):
         without = importlib.util.find_spec("tensorboard") is None
         marks.append(pytest.mark.skipif(without, reason="needs the benchmark's packages: python install.py benchmark"))
     return pytest.param(command, marks=marks)

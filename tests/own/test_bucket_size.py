@@ -56,12 +56,6 @@ def test_the_rule_in_beyonds_readme_is_the_best_number_by_the_model_of_b_16(back
     assert exposed(round(rule), costs) <= 1.01 * min(exposed(count, costs) for count in range(1, 400, 3))
 
 
-def test_at_1_gbit_a_bucket_is_megabytes_and_neither_ddps_25_nor_a_parameter():
-    size = bucket_bytes(93 * MB, Costs(backward=0.25, message=5e-4, byte=8e-9))  # gpt2-24m, two nodes
-
-    assert 2 * MB < size < 8 * MB
-
-
 def test_ranks_of_unequal_speed_get_the_slowest_ones_costs(monkeypatch):
     slower = torch.tensor([0.5, 0.0, 9.0, 0.0], dtype=torch.float64)
 

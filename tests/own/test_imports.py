@@ -14,7 +14,7 @@ import pytest
 from common.paths import ROOT
 
 pytestmark = pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a checkout")
-OPTIONAL = {"wandb", "geni", "horovod"}  # imported where it is there; runs on CloudLab alone; built by install.py
+OPTIONAL = {"geni", "horovod"}  # runs on CloudLab alone; built by install.py
 OF_NEWER_PYTHONS = {"compression"}  # from 3.14 on, in place of backports.zstd
 
 

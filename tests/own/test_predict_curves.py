@@ -12,8 +12,7 @@ import pytest
 from benchmark import predict as predict_command
 from benchmark import tables
 from benchmark.calibrate import together
-from benchmark.checks import gpu, prediction
-from benchmark.checks.gpu import described, runs
+from benchmark.checks import prediction
 from benchmark.checks.prediction import (
     NEW,
     ComparedCell,
@@ -32,7 +31,6 @@ from benchmark.cost.collective_times import Links, Table, hops, moved, rising
 from benchmark.cost.curve import bend, curve, read_axis, rows, sentence
 from benchmark.cost.predict_step import Surroundings, predict
 from benchmark.cost.predicted_timeline import timeline
-from benchmark.tables import SweepRun, markdown
 from common.errors import InputError
 from common.timeline.trace import read_trace
 from tests.own.made_up_calibration import made_up_calibration
@@ -337,39 +335,6 @@ def test_errors_are_those_of_the_predictions(calibration):
 )
 def test_predictions_that_are_too_wrong_do_not_hold(factors, naive, calibration):
     assert not summary(made_up_rows(calibration, factors, naive))["holds"]
-
-
-def test_without_a_gpu_the_check_says_so_in_one_line(monkeypatch, capsys):
-    """What `python -m benchmark.checks.gpu --quick` prints."""
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    monkeypatch.setattr("sys.argv", ["gpu", "--quick"])
-
-    with pytest.raises(SystemExit) as ended:
-        gpu.main()
-
-    *lines, figures = capsys.readouterr().out.splitlines()
-    assert any(line.startswith("no GPU that PyTorch can see: nothing was run") for line in lines)
-    assert ended.value.code == 0 and json.loads(figures)["gpus"] == [{"skipped": gpu.NO_GPU}]
-
-
-def test_with_two_gpus_every_framework_runs_on_one_and_on_both_in_each_precision():
-    planned = {(run.strategy, run.workers, precision) for run, precision in runs(2, "gpt2", 8)}
-
-    assert {("dp", 1, "fp16"), ("ddp", 2, "bf16"), ("fsdp", 1, "fp32"), ("zero3_offload", 2, "fp16")} <= planned
-    assert ("dp", 2, "fp32") not in planned
-
-
-def test_what_a_gpu_did_is_in_its_row_and_a_failure_has_its_reason():
-    result = {"samples_per_second": 350.0, "utilisation": {"gpu_utilisation": 97.0, "gpu_power": 310.0}}
-
-    row = described(SweepRun("ddp", "gpt2", 8, 2), "bf16", result)
-    failed = described(SweepRun("fsdp", "gpt2", 8, 2), "fp16", {"outcome": "OOM", "message": "out of memory"})
-
-    assert (row["precision"], row["outcome"], row["gpu_power"]) == ("bf16", "ok", 310.0)
-    assert markdown([row, failed]).splitlines()[2:] == [
-        "| bf16 | gpt2 | ddp | 2 | 8 | 350.0000 | 97.0000 | 310.0000 | ok | - |",
-        "| fp16 | gpt2 | fsdp | 2 | 8 | - | - | - | OOM | out of memory |",
-    ]
 
 
 def test_an_entry_that_is_measured_again_replaces_the_older_one(calibration):
