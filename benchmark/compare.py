@@ -73,7 +73,7 @@ def work(settings: Settings, labels: list[str]) -> None:
             compared.append(ComparedStrategy(label, settings, worker, workload))
             worker.pulse.beat()
         turns, count = [strategy.turn for strategy in compared], settings.max_steps
-        seconds = [take_round(turns, number, dist.barrier, settings.seed) for number in range(count)]
+        seconds = [take_round(turns, number, settings.seed, dist.barrier) for number in range(count)]
         trace(worker, labels, compared, count)
         losses = torch.tensor(
             [[loss.item() for loss in strategy.losses[:count]] for strategy in compared], device=worker.device

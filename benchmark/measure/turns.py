@@ -1,11 +1,13 @@
 """Things to time that take turns: what slows the machine down for a while slows all of them down alike."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 Step = Callable[[], object]
+Clock = Callable[[], float]
 Turn = Callable[[int], Step]  # prepares the step of a round, which is not timed, and returns it
 
 
@@ -13,7 +15,9 @@ def nothing() -> None:
     """Where nobody has to wait for anybody."""
 
 
-def take_round(turns: Sequence[Turn], number: int, meet: Step, seed: int = 0) -> list[float]:
+def take_round(
+    turns: Sequence[Turn], number: int, seed: int = 0, meet: Step = nothing, clock: Clock = time.perf_counter
+) -> list[float]:
     """Let each take its step once, in a random order that is the same on all workers; return their seconds.
 
     Workers `meet` before and after each step: a step ends when the slowest worker has ended it.
@@ -22,8 +26,27 @@ def take_round(turns: Sequence[Turn], number: int, meet: Step, seed: int = 0) ->
     for i in np.random.default_rng((seed, number)).permutation(len(turns)):
         step = turns[i](number)
         meet()
-        begin = time.perf_counter()
+        begin = clock()
         step()
         meet()
-        seconds[i] = time.perf_counter() - begin
+        seconds[i] = clock() - begin
     return seconds
+
+
+def take_rounds(
+    steps: Sequence[Step], rounds: int, warm_up: int = 1, meet: Step = nothing, clock: Clock = time.perf_counter
+) -> np.ndarray:
+    """Let the steps take turns; return their seconds (rounds, steps), those of the warm-up left out."""
+    turns: list[Turn] = [lambda _, step=step: step for step in steps]  # type: ignore[misc]
+    return np.array([take_round(turns, number, meet=meet, clock=clock) for number in range(warm_up + rounds)])[warm_up:]
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Things that take turns. limits: name -> least and most ratio to the first, or of a share."""
+
+    steps: Mapping[str, Step]
+    limits: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    clock: Clock = time.perf_counter
+    equal: Callable[[], bool] = lambda: True  # whether all have given the same
+    shares: Callable[[np.ndarray], dict[str, float]] = lambda seconds: {}  # (rounds, steps) seconds -> name -> share

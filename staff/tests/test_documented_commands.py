@@ -24,6 +24,8 @@ NO_NODES = why_not() if sys.platform == "linux" else "network namespaces are Lin
 SMALL = {
     r"task1_single/run_glue\.py": "task1_single/run_glue.py --max_steps 2",
     r"benchmark\.checks\.network": "-m benchmark.checks.network --quick --parts tiny",
+    r"benchmark\.checks\.timings --only loop": "-m benchmark.checks.timings --quick --only loop",
+    r"benchmark\.checks\.timings(?! --only loop)": "-m benchmark.checks.timings --quick",
     r"benchmark\.checks\.claims": "-m benchmark.checks.claims --quick",
     r"benchmark\.checks\.activation_memory": "-m benchmark.checks.activation_memory --quick",
     r"make pictures|cluster\.pictures": "-m cluster.pictures --only pipeline --into runs/pictures",
@@ -122,8 +124,8 @@ def run(words, tree, monkeypatch, cache=None):
 
 
 def marked(command: str) -> object:
-    """One runs in make bank; those that need nodes or packages are skipped without them."""
-    marks = [pytest.mark.proof if "parts tiny" in command else pytest.mark.slow]
+    """Two run in make bank; those that need nodes or packages are skipped without them."""
+    marks = [pytest.mark.proof if re.search("only loop|parts tiny", command) else pytest.mark.slow]
     if any(word in command for word in ("checks.network", "--nodes", "--emulated", "cluster.pictures")):
         marks.append(pytest.mark.skipif(bool(NO_NODES), reason=str(NO_NODES)))
     if re.search(r"benchmark\.(?!checks|tables)", command):
