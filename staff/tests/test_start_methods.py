@@ -13,7 +13,8 @@ import pytest
 
 from cluster.launch import free_port
 from common.paths import cache_dir
-from staff.proofs.bank import Entry, apply, copy_tree, load_bank
+from staff.grade.submissions import write_files
+from staff.proofs.bank import Entry, changed_files, load_bank
 
 SCRIPT = "task2b_allreduce/run_gpt2.py"
 OF_THE_START = ("forkserver", "function inside", "lambda", "new process does not have", "every worker runs the script")
@@ -24,8 +25,7 @@ WRONG = [entry for entry in ENTRIES if entry.is_mistake and any(words in entry.n
 
 def start(entry: Entry, tree: Path) -> subprocess.CompletedProcess:
     """Run the script of a tree with this entry, on two workers, for two steps."""
-    copy_tree(tree)
-    apply(entry, tree)
+    write_files(changed_files([entry]), tree)
     flags = ["--world_size", "2", "--batch_size", "8", "--max_steps", "2", "--join_seconds", "20"]
     command = [sys.executable, SCRIPT, *flags, "--master_port", str(free_port()), "--output_dir", "out"]
     environment = os.environ | {"COS598D_CACHE": str(cache_dir("models").parent), "HF_HUB_OFFLINE": "1"}
