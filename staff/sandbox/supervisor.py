@@ -95,7 +95,7 @@ class Supervisor:
             done, status = os.waitpid(pid, os.WNOHANG)
             if done:
                 return os.waitstatus_to_exitcode(status)
-            if time.monotonic() > limit and "deadline" not in self.job.off:
+            if time.monotonic() > limit:
                 self.timed_out = True
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)

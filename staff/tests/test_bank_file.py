@@ -132,16 +132,20 @@ def test_comes_afterwards():
 
 
 @pytest.mark.medium
-def test_graders_that_never_end_are_ended_with_all_that_would_follow(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("graders", "error", "words"),
+    [(ENDLESS, TimeoutError, "not ended after 2 s"), ("import no_such_module", RuntimeError, "no_such_module")],
+)
+def test_graders_that_never_end_or_cannot_be_loaded_are_no_verdict(tmp_path, monkeypatch, graders, error, words):
     (tmp_path / "conftest.py").write_text("pytest_plugins = ['grader.plugin']\n")
-    (tmp_path / "test_endless.py").write_text(ENDLESS)
+    (tmp_path / "test_graders.py").write_text(graders)
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --import-mode=importlib\n")
     monkeypatch.setattr(grading_pool, "ROOT", tmp_path)
     monkeypatch.setattr(grading_pool, "LIMIT", 2)
     monkeypatch.chdir(tmp_path)
 
-    with pytest.raises(TimeoutError, match="not ended after 2 s"):
-        grading_pool.grade(tmp_path, ["test_endless.py"], 1)
+    with pytest.raises(error, match=words):
+        grading_pool.grade(tmp_path, ["test_graders.py"], 1)
 
     assert not (tmp_path / "reached").exists()
 
