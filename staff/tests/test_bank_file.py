@@ -133,15 +133,15 @@ def test_comes_afterwards():
 
 @pytest.mark.medium
 @pytest.mark.parametrize(
-    ("graders", "error", "words"),
-    [(ENDLESS, TimeoutError, "not ended after 2 s"), ("import no_such_module", RuntimeError, "no_such_module")],
+    ("graders", "limit", "error", "words"),
+    [(ENDLESS, 2, TimeoutError, "not ended after 2 s"), ("import no_such_module", 900, RuntimeError, "no_such_module")],
 )
-def test_graders_that_never_end_or_cannot_be_loaded_are_no_verdict(tmp_path, monkeypatch, graders, error, words):
+def test_graders_that_never_end_or_cannot_be_loaded_are_no_verdict(tmp_path, monkeypatch, graders, limit, error, words):
     (tmp_path / "conftest.py").write_text("pytest_plugins = ['grader.plugin']\n")
     (tmp_path / "test_graders.py").write_text(graders)
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --import-mode=importlib\n")
     monkeypatch.setattr(grading_pool, "ROOT", tmp_path)
-    monkeypatch.setattr(grading_pool, "LIMIT", 2)
+    monkeypatch.setattr(grading_pool, "LIMIT", limit)
     monkeypatch.chdir(tmp_path)
 
     with pytest.raises(error, match=words):
