@@ -138,14 +138,14 @@ def test_comes_afterwards():
 )
 def test_graders_that_never_end_or_cannot_be_loaded_are_no_verdict(tmp_path, monkeypatch, graders, limit, error, words):
     (tmp_path / "conftest.py").write_text("pytest_plugins = ['grader.plugin']\n")
-    (tmp_path / "test_graders.py").write_text(graders)
+    (tmp_path / f"test_{error.__name__}.py").write_text(graders)  # two modules of one name would be one
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --import-mode=importlib\n")
     monkeypatch.setattr(grading_pool, "ROOT", tmp_path)
     monkeypatch.setattr(grading_pool, "LIMIT", limit)
     monkeypatch.chdir(tmp_path)
 
     with pytest.raises(error, match=words):
-        grading_pool.grade(tmp_path, ["test_graders.py"], 1)
+        grading_pool.grade(tmp_path, [f"test_{error.__name__}.py"], 1)
 
     assert not (tmp_path / "reached").exists()
 
