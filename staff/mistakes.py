@@ -1,7 +1,7 @@
 """Run the graders on every known mistake and every unusual but correct solution; show what is caught, and how.
 
     python -m staff.mistakes                   each mistake against the tests that must catch it
-    python -m staff.mistakes --task 2a --all   the mistakes of one task, each against every test of the task
+    python -m staff.mistakes --task 2a         those of one task
     python -m staff.mistakes --cover           a minimal set that makes every test fail once: part of `make test`
     python -m staff.mistakes --times 5         with five seeds for the inputs: a single one can catch by luck
     python -m staff.mistakes --minutes 14      as many as fit, in a new order each time; says how many were left out
@@ -10,9 +10,9 @@
     python -m staff.mistakes --bank FILE.toml  the entries of a file from elsewhere, each against all tests of its task
 
 The banks (staff/banks) say what a mistake is, which tests must fail and which words their messages must hold. Variants
-are run against every test of the file they change; with --all, every test of their task. Exit code 0 only if every
-mistake is caught by the tests and with the words that it names, every variant passes, and every test fails for at least
-one mistake. With --bank, every line of stdout is a JSON object: see staff/banks/mistakes/README.md.
+are run against every test of the file they change. Exit code 0 only if every mistake is caught by the tests and with
+the words that it names, every variant passes, and every test fails for at least one mistake. With --bank, every line of
+stdout is a JSON object: see staff/banks/mistakes/README.md.
 """
 
 import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
@@ -23,17 +23,16 @@ import os
 import random
 import sys
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Executor
 from pathlib import Path
 
 from common.errors import InputError, exit_on_input_error
 from course.table import load_course
 from staff.proofs.bank import Entry, load_bank, load_file
-from staff.proofs.cover import cover
-from staff.proofs.grading_pool import collect, worker_processes
+from staff.proofs.grading_pool import GradingPool, collect, worker_processes
 from staff.proofs.verdict import Call, Tests, Verdict, graders_of, judge_all
 
-MARKS = {"passed": ".", "failed": "F", "skipped": "s"}
+WAITING = ("deadlock", "timed out", "waits", "wait for", "did not end", "never", "still runs", "seconds")
+PRICE_OF_WAITING = 10  # in test runs: such an entry is seen at a deadline
 
 
 def is_about(entry: Entry, region: str, tests: Tests) -> bool:
@@ -42,13 +41,12 @@ def is_about(entry: Entry, region: str, tests: Tests) -> bool:
     return region in changed.union(tests[test].region for test in entry.fails)
 
 
-def show(verdict: Verdict, columns: Sequence[str]) -> None:
-    """One row of the matrix, and below it the messages of the tests that must fail, or of all where it went wrong."""
-    marks = "".join(MARKS[verdict.results[test].outcome] if test in verdict.results else " " for test in columns)
+def show(verdict: Verdict) -> None:
+    """One entry, and below it the messages of the tests that must fail, or of all that failed where it went wrong."""
     complaint = f"   <-- {verdict.complaint} (--seed {verdict.seed})" if verdict.complaint else ""
-    print(f"{marks} | {verdict.entry}{complaint}")
+    print(f"{verdict.entry}{complaint}")
     for test in verdict.failed if complaint else verdict.entry.fails:
-        print(f"{'':{len(marks)}} |     {test}: {verdict.results[test].message}")
+        print(f"    {test}: {verdict.results[test].message}")
     sys.stdout.flush()
 
 
@@ -90,8 +88,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         if not options.bank:
             bank = select(bank, by_task, options)
         seeds = range(options.seed, options.seed + options.times)
-        calls = [(entry, graders_of(entry, by_task[entry.task], copies, options.all), seeds) for entry in bank]
-        verdicts = judge_all(pool, calls, options.workers, 60 * options.minutes)
+        calls = [(entry, graders_of(entry, by_task[entry.task], copies), seeds) for entry in bank]
+        verdicts = judge_all(pool, calls, 60 * options.minutes)
         if options.bank:
             sys.exit(report_file(verdicts, options.seed))
         sys.exit(report_bank(verdicts, calls, by_task, pool, options))
@@ -115,6 +113,33 @@ def select(bank: list[Entry], tests: dict[str, Tests], options: argparse.Namespa
     return bank
 
 
+def cover(bank: Iterable[Entry]) -> list[Entry]:
+    """Mistakes, in the order of the bank, so that each test that any of them must fail is failed by one of these.
+
+    Greedy: always the entry with the lowest price for each test that is not failed yet. An entry that is a race is the
+    last choice.
+    """
+    mistakes = [entry for entry in bank if entry.is_mistake]
+    missing = {(entry.task, test) for entry in mistakes for test in entry.fails}
+    chosen: set[int] = set()
+    while missing:
+        prices = []
+        for number, entry in enumerate(mistakes):
+            new = len(missing & {(entry.task, test) for test in entry.fails})
+            if new:
+                prices.append((entry.race, price(entry) / new, -new, number))
+        number = min(prices)[-1]
+        chosen.add(number)
+        missing -= {(mistakes[number].task, test) for test in mistakes[number].fails}
+    return [mistakes[number] for number in sorted(chosen)]
+
+
+def price(entry: Entry) -> int:
+    """What running an entry costs, in runs of a test."""
+    words = " ".join(word.lower() for words in entry.fails.values() for word in words)
+    return len(entry.fails) + (PRICE_OF_WAITING if any(word in words for word in WAITING) else 0)
+
+
 def report_file(judged: Iterable[Verdict], seed: int) -> int:
     """Print a line for each entry of a file and one with the figures; 0 if all were graded, and as `fails` says."""
     verdicts = []
@@ -123,7 +148,7 @@ def report_file(judged: Iterable[Verdict], seed: int) -> int:
         print(verdict.as_json(), flush=True)
     errors = sum(bool(verdict.error) for verdict in verdicts)
     complaints = sum(bool(verdict.complaint) for verdict in verdicts)  # those with an error among them
-    lost = sum(bool(verdict.points_lost) for verdict in verdicts)
+    lost = sum(bool(verdict.graded.points_lost) for verdict in verdicts)
     figures = {"entries": len(verdicts), "lose_points": lost, "errors": errors, "complaints": complaints - errors}
     print(json.dumps(figures | {"seed": seed}))
     return bool(complaints)
@@ -133,24 +158,20 @@ def report_bank(
     judged: Iterable[Verdict],
     calls: Sequence[Call],
     tests: dict[str, Tests],
-    pool: Executor,
+    pool: GradingPool,
     options: argparse.Namespace,
 ) -> int:
-    """Print the matrix, and what is not as it must be; 0 if all is."""
-    used = {name for _, graders, _ in calls for name in graders}
-    columns = [name for names in tests.values() for name in names if name in used]
-    for number, test in enumerate(columns):
-        print(f"{'|' * number}+{'-' * (len(columns) - number)} {test}")
+    """Print every entry, and what is not as it must be; 0 if all is."""
     verdicts = []
     for verdict in judged:
         verdicts.append(verdict)
-        show(verdict, columns)
+        show(verdict)
     for place, verdict in enumerate(verdicts):
         if options.again and verdict.complaint:
             entry, graders, _ = calls[place]
-            (verdicts[place],) = judge_all(pool, [(entry, graders, [verdict.seed])], 1)  # nothing else runs now
+            (verdicts[place],) = judge_all(pool, [(entry, graders, [verdict.seed])])  # nothing else runs now
             print("once more, alone:")
-            show(verdicts[place], columns)
+            show(verdicts[place])
     left_out = len(calls) - len(verdicts)
     if left_out:
         print(f"{left_out} of {len(calls)} entries did not fit into {options.minutes} minutes")
@@ -184,7 +205,6 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
         "--bank", type=Path, metavar="FILE.toml",
         help="grade the entries of this file, each with all tests of its task; prints one line of JSON for each",
     )  # fmt: skip
-    parser.add_argument("--all", action="store_true", help="run every test of the task on every entry")
     parser.add_argument(
         "--cover", action="store_true", help="a minimal set of mistakes that makes every test fail once; no variants"
     )

@@ -24,10 +24,9 @@ from common.errors import InputError
 from common.paths import ROOT
 from course.table import NOT_GRADED_HERE, Course, files_matching, load_course, score_in_words, score_of
 from grader.session import SEED_BITS
-from staff.grade import read_report, result_store, texts
+from staff.grade import result_store, texts
 from staff.grade.own_process import Unfinished, run_apart
-from staff.grade.own_texts import Opened, digest, open_into, page, unreadable
-from staff.grade.read_report import Tests
+from staff.grade.own_texts import Opened, Tests, digest, nothing, open_into, page, read_report, unreadable
 from staff.grade.submissions import Submission, clean_files
 from staff.sandbox.graded_run import probe, run_graded
 
@@ -121,9 +120,9 @@ class Grading:
         run["seed"] = secrets.randbits(SEED_BITS) if self.seed is None else self.seed
         outcome = run_graded(tree, report, tests=self.files, seed=run["seed"], deadline_s=self.deadline, env=inside)
         try:
-            reported = run_apart(read_report.read_report, report, seconds=PAGE_TIME)
+            reported = run_apart(read_report, report, seconds=PAGE_TIME)
         except Unfinished as error:
-            reported = read_report.nothing(f"the graders' report could not be read: {error}")
+            reported = nothing(f"the graders' report could not be read: {error}")
         notes = [*run["notes"], *reported["notes"]]
         if outcome.timed_out:
             notes.append(f"the graders were stopped after {self.deadline:g} s, before the last test")

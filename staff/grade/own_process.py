@@ -4,20 +4,18 @@ Text of a hand-in can keep a step busy inside of C code, where neither Ctrl-C no
 the process does. A step costs a fork of a small server process, some ten milliseconds.
 """
 
-import contextlib
 import multiprocessing
 import multiprocessing.connection
 import os
 import resource
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from staff.sandbox import kernel
 
-MIB = 1 << 20
-MEMORY = 1024  # MiB that a step may take beyond what its process starts with
+MEMORY = 1 << 30  # bytes of address space that a step may take beyond what its process starts with
 PRELOAD = ["staff.grade.own_texts"]
 
 
@@ -63,25 +61,15 @@ def _run(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; our parent decides
     os.sched_setaffinity(0, processors)
     kernel.prctl(kernel.PDEATHSIG, signal.SIGKILL)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, hard))  # beyond that: MemoryError
     result: tuple[Exception | None, Any]
     try:
-        with limited_memory(MEMORY):
-            result = (None, step(*arguments))
+        result = (None, step(*arguments))
     except Exception as error:
         result = (error, None)
     try:
         answer.send(result)
     except Exception as error:  # an exception that cannot be pickled
         answer.send((RuntimeError(f"{type(result[0] or error).__name__}: {result[0] or error}"), None))
-
-
-@contextlib.contextmanager
-def limited_memory(mib: int) -> Iterator[None]:
-    """Let this process have at most `mib` MiB more address space; beyond that the kernel refuses: MemoryError."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (used + mib * MIB, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))

@@ -1,16 +1,24 @@
-"""The steps of grading that read a hand-in's own names and texts, each in a process of its own: see own_process.py."""
+"""The steps of grading that read a hand-in's own names and texts, each in a process of its own: see own_process.py.
+
+Messages of the graders can quote a hand-in, so every text is cut: see texts.py.
+"""
 
 import hashlib
+import json
+import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from common.errors import InputError
 from course.table import Course
-from staff.grade import pages
+from staff.grade import pages, texts
 from staff.grade.gradebook import Row
 from staff.grade.measurements import measured
-from staff.grade.submissions import open_submission, write_tree
-from staff.grade.texts import LONGEST_NOTE, clip
+from staff.grade.submissions import choose, write_tree
+from staff.grade.unpack import unpack
+
+LARGEST_REPORT = 64 << 20  # bytes
+Tests = list[dict[str, Any]]
 
 
 class Opened(NamedTuple):
@@ -25,11 +33,12 @@ class Opened(NamedTuple):
 def open_into(path: Path, clean: dict[str, bytes], course: Course, folder: Path) -> Opened:
     """Unpack a hand-in into folder/unpacked and write what is graded of it into folder/tree."""
     try:
-        taken = open_submission(path, folder / "unpacked", course)
-        write_tree(clean, taken, folder / "tree")
+        ignored = unpack(path, folder / "unpacked")
+        files, notes = choose(folder / "unpacked", course)
+        write_tree(clean, files, folder / "tree")
         times = measured(folder / "unpacked")
-        combined_digest = digest(taken.digest.encode(), "\n".join(times).encode())
-        return Opened(combined_digest, taken.notes, measured=tuple(times))
+        contents = [part for name in sorted(files) for part in (os.fsencode(name), files[name])]
+        return Opened(digest(*contents, *map(str.encode, times)), ignored + notes, measured=tuple(times))
     except Exception as error:  # whatever a hostile zip can cause
         return unreadable(reason(error))
 
@@ -43,11 +52,38 @@ def reason(error: Exception) -> str:
     words = str(error) if isinstance(error, InputError) else type(error).__name__
     if isinstance(error, OSError) and error.strerror:
         words += f": {error.strerror}"
-    return clip(" ".join(words[: 4 * LONGEST_NOTE].split()), LONGEST_NOTE)
+    return texts.clip(" ".join(words[: 4 * texts.LONGEST_NOTE].split()), texts.LONGEST_NOTE)
 
 
 def digest(*parts: bytes) -> str:
     return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
+
+
+def nothing(*notes: str) -> dict[str, Any]:
+    """What is known of a hand-in without a report."""
+    return {"tests": [], "output": {}, "flags": [], "notes": list(notes)}
+
+
+def read_report(path: Path) -> dict[str, Any]:
+    """Tests, output and flags of a report.json of the graders. A report that cannot be read has none.
+
+    `notes` says what staff and student should know about it.
+    """
+    if not path.exists():
+        return nothing()
+    if path.stat().st_size > LARGEST_REPORT:
+        return nothing(f"the graders' report is too large ({path.stat().st_size >> 20} MiB) and was not read")
+    try:
+        report = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        return nothing(f"the graders' report cannot be read: {type(error).__name__}")
+    most = texts.MOST_RANKS
+    return {
+        "tests": [test | {"message": texts.message(test["message"])} for test in report["tests"]],
+        "output": {id: [texts.output(rank) for rank in ranks[:most]] for id, ranks in report["output"].items()},
+        "flags": [texts.flag(row) for row in report.get("flags", [])[: texts.MOST_FLAGS]],
+        "notes": texts.notes(report.get("warnings", [])),
+    }
 
 
 def page(report: dict[str, Any], run: dict[str, Any], course: Course) -> str:

@@ -10,13 +10,12 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from common.errors import InputError
 from common.paths import ROOT
 from course.table import Course, files_matching, load_course
-from staff.grade.unpack import unpack
 from staff.handout.regions import for_students
 
 # What the graders look for in a tree.
@@ -30,22 +29,6 @@ class Submission:
 
     name: str
     path: Path
-
-
-@dataclass(frozen=True)
-class Taken:
-    """What was taken of it: our name of each file -> where it lies; what the student should know about the rest."""
-
-    files: dict[str, Path]
-    notes: list[str] = field(default_factory=list)
-
-    @property
-    def digest(self) -> str:
-        """Names and contents: equal for two submissions only if they are graded alike."""
-        total = hashlib.sha256()
-        for name, path in sorted(self.files.items()):
-            total.update(os.fsencode(name) + b"\0" + hashlib.sha256(path.read_bytes()).digest())
-        return total.hexdigest()
 
 
 def name_all(paths: Sequence[Path]) -> list[Submission]:
@@ -92,26 +75,17 @@ def clean_files(root: Path = ROOT, solved: Collection[str] = ()) -> dict[str, by
     return {file: for_students((root / file).read_bytes(), file, course, solved) for file in files_matching(root, TREE)}
 
 
-def open_submission(path: Path, scratch: Path, course: Course) -> Taken:
-    """What is to be graded of a folder or a zip, copied into `scratch`.
+def choose(folder: Path, course: Course) -> tuple[dict[str, bytes], list[str]]:
+    """The files of a folder that course.toml lets a student change, under our names; what the student should know about
+    the others.
 
     Raises:
-        InputError: it cannot be read, or has no file of the course.
+        InputError: it has no file of the course.
     """
-    notes = unpack(path, scratch)
-    taken = choose(scratch, course)
-    if not taken.files:
-        folders = ", ".join(f"{task.submitted_as} or {task.folder}" for task in list(course.tasks.values())[:2])
-        raise InputError(f"expected the folders of the course ({folders}, ...), got none; put them into the zip")
-    return Taken(taken.files, notes + taken.notes)
-
-
-def choose(folder: Path, course: Course) -> Taken:
-    """The files of a folder that course.toml lets a student change, under our names."""
     paths = sorted(path.relative_to(folder).parts for path in folder.rglob("*") if path.is_file())
     base = _base(paths, course)
     our_names = {name: task.folder for task in course.tasks.values() for name in (task.folder, task.submitted_as)}
-    files: dict[str, Path] = {}
+    files: dict[str, bytes] = {}
     notes = []
     for parts in paths:
         top, *rest = parts[len(base) :] if parts[: len(base)] == base else [""]
@@ -119,8 +93,11 @@ def choose(folder: Path, course: Course) -> Taken:
         if name in files:
             notes.append(f"{'/'.join(parts)} was ignored because {name} was also submitted")
         elif rest and course.may_student_change(name):
-            files[name] = folder.joinpath(*parts)
-    return Taken(files, notes)
+            files[name] = folder.joinpath(*parts).read_bytes()
+    if not files:
+        folders = ", ".join(f"{task.submitted_as} or {task.folder}" for task in list(course.tasks.values())[:2])
+        raise InputError(f"expected the folders of the course ({folders}, ...), got none; put them into the zip")
+    return files, notes
 
 
 def _base(paths: Iterable[tuple[str, ...]], course: Course) -> tuple[str, ...]:
@@ -134,14 +111,14 @@ def _base(paths: Iterable[tuple[str, ...]], course: Course) -> tuple[str, ...]:
     return max(inside, key=lambda base: (len(inside[base]), -len(base), base), default=())
 
 
-def write_tree(clean: dict[str, bytes], taken: Taken, tree: Path) -> None:
+def write_tree(clean: dict[str, bytes], handed_in: dict[str, bytes], tree: Path) -> None:
     """The clean tree with the student's files over it. Real copies: a link would let one student write in all trees.
 
     Raises:
         InputError: a folder that is handed in where the course has a file.
     """
     try:
-        write_files(clean | {name: path.read_bytes() for name, path in taken.files.items()}, tree)
+        write_files(clean | handed_in, tree)
     except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
         name = Path(error.filename).relative_to(tree)
         raise InputError(f"{name}: expected a file of the course, got a folder; see the handout's tree") from error

@@ -14,7 +14,6 @@ import os
 import sys
 import tempfile
 import zipfile
-from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,15 +41,9 @@ class Handout:
     given_solved: list[str]  # ids in the files that the course does not have: they are given out solved
 
 
-def assemble(root: Path, solved: Collection[str] = ()) -> Handout:
-    """Make the handout of a source tree without writing anything.
-
-    Args:
-        solved: ids that keep their solution, as a student would have written it (the graders' tests ask for this).
-    """
+def assemble(root: Path) -> Handout:
+    """Make the handout of a source tree without writing anything."""
     course = load_course(root / "course.toml")
-    if unknown := set(solved) - set(course.regions):
-        raise InputError(f"solved: region {min(unknown)} is not in course.toml")
     files: dict[str, bytes] = {}
     all_regions: list[Region] = []
     for source, name in _names(root, course).items():
@@ -59,10 +52,10 @@ def assemble(root: Path, solved: Collection[str] = ()) -> Handout:
             all_regions += find_regions(content.decode(), source)
         elif source.endswith("README.md"):
             content = with_points(content.decode(), course).encode()
-        files[name] = for_students(content, source, course, solved)
+        files[name] = for_students(content, source, course)
     given_solved = list(dict.fromkeys(region.id for region in all_regions if region.id not in course.regions))
-    regions = [region for region in all_regions if region.id not in {*solved, *given_solved}]
-    problems = _misplaced(course, regions, files, solved)
+    regions = [region for region in all_regions if region.id in course.regions]
+    problems = _misplaced(course, regions, files)
     graded = {test.region for test in graded_tests(root, course).values()}
     problems += [
         f"course.toml: region {id} has no graded test in {', '.join(row.tests)}; write one, or fix `tests`"
@@ -82,7 +75,7 @@ def _names(root: Path, course: Course) -> dict[str, str]:
     return dict(sorted(names.items(), key=lambda pair: pair[1]))
 
 
-def _misplaced(course: Course, regions: list[Region], files: dict[str, bytes], solved: Collection[str]) -> list[str]:
+def _misplaced(course: Course, regions: list[Region], files: dict[str, bytes]) -> list[str]:
     """What ships and must not, and regions that are not where course.toml has them."""
     closed = ["staff/*", ".git/*", "benchmark/*"]  # the benchmark has a training loop and engines: solutions
     problems = [
@@ -95,7 +88,7 @@ def _misplaced(course: Course, regions: list[Region], files: dict[str, bytes], s
     problems += [
         f"{row.file}: course.toml places region {row.id} here, but the file does not contain it; fix one of them"
         for row in course.regions.values()
-        if row.id not in solved and (row.id, row.file) not in places
+        if (row.id, row.file) not in places
     ]
     return problems
 

@@ -131,5 +131,4 @@ def tree_of(submission: Path, tree: Path, believing: bool) -> None:
         clean |= {name: (ROOT / name).read_bytes() for name in WHOLE}
         handed_in = {path.relative_to(submission).as_posix(): path for path in submission.rglob("*") if path.is_file()}
         clean |= {name: path.read_bytes() for name, path in handed_in.items()}
-    taken = choose(submission, course)
-    write_tree(clean, taken, tree)
+    write_tree(clean, choose(submission, course)[0], tree)

@@ -1,4 +1,4 @@
-"""The banks of mistakes and variants: reads them, and puts one entry into a copy of the tree.
+"""The banks of mistakes and variants: reads them, and puts entries into the solved files.
 
 How an entry is written is told in staff/banks/mistakes/README.md.
 """
@@ -7,7 +7,7 @@ import ast
 import functools
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,8 @@ from typing import Any
 from common.errors import InputError, reading
 from common.paths import ROOT
 from course.table import Course, files_matching, load_course
-from staff.grade.submissions import TREE, write_files
-from staff.handout.regions import replace_body
+from staff.grade.submissions import TREE, clean_files, write_files
+from staff.handout.regions import for_students, replace_body
 
 BANKS = ROOT / "staff" / "banks"
 KINDS = ("mistakes", "variants")
@@ -125,18 +125,36 @@ def copy_tree(tree: Path) -> None:
     write_files({file: (ROOT / file).read_bytes() for file in files_matching(ROOT, TREE)}, tree)
 
 
-def apply(entry: Entry, tree: Path) -> None:
-    """Put an entry into a copied tree.
+@functools.cache
+def solved_files() -> dict[str, bytes]:
+    """What the graders look for in a tree, as a student would have written it who has solved every region."""
+    return clean_files(solved=load_course().regions)
+
+
+def changed_files(entries: Iterable[Entry]) -> dict[str, bytes]:
+    """The solved files with these entries in them, each in a file of its own.
 
     Raises:
-        InputError: a file that is not in the copy, a region that is not there, a patch that does not fit exactly once,
-            code that does not parse, or that differs from the solution in its comments only.
+        InputError: as `apply`, and an entry whose file is none of these.
     """
-    path = (tree / entry.file).resolve()
-    if tree.resolve() == ROOT or not path.is_relative_to(tree.resolve()) or not path.is_file():
-        raise InputError(f"{entry}: {entry.file}: expected a file of a copied tree, got none; check the path")
+    course, files = load_course(), dict(solved_files())
+    for entry in entries:
+        if entry.file not in files:
+            raise InputError(f"{entry}: {entry.file}: expected a file of the course, got none; check the path")
+        text = apply(entry, (ROOT / entry.file).read_text(encoding="utf-8"))
+        files[entry.file] = for_students(text.encode(), entry.file, course, course.regions)
+    return files
+
+
+def apply(entry: Entry, solved: str) -> str:
+    """Put an entry into the solved text of its file.
+
+    Raises:
+        InputError: a region that is not there, a patch that does not fit exactly once, code that does not parse, or
+            that differs from the solution in its comments only.
+    """
+    text = solved
     try:
-        solved = text = path.read_text(encoding="utf-8")
         for old, new in hunks(entry.patch):
             if text.count(old) != 1:
                 start = old.strip().split("\n")[0]
@@ -145,18 +163,12 @@ def apply(entry: Entry, tree: Path) -> None:
         for place, body in entry.bodies.items():
             region, _, part = place.partition("/")
             text = replace_body(text, entry.file, region, body.strip("\n"), int(part) if part else None)
-        equal = _code(text) == _code(solved)
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        equal = ast.dump(ast.parse(text)) == ast.dump(ast.parse(solved))
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise InputError(f"{entry}: {error}") from error
     if equal:
         raise InputError(f"{entry}: the entry equals the solution; change it")
-    path.write_text(text, encoding="utf-8")
-
-
-@functools.lru_cache(maxsize=16)  # each entry of a bank is compared with the same solved file
-def _code(text: str) -> str:
-    """Return what a Python file executes."""
-    return ast.dump(ast.parse(text))
+    return text
 
 
 def hunks(patch: str) -> Iterator[tuple[str, str]]:

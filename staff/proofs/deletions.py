@@ -82,7 +82,7 @@ def statements_of(path: Path) -> Iterator[Statement]:
 def copied(tree: Path) -> Path:
     """A copy of the files that git knows, with this environment."""
     names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
-    for name in names.decode().split("\0")[:-1]:
+    for name in filter(lambda name: (ROOT / name).is_file(), names.decode().split("\0")):
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / name, tree / name)
     (tree / ".venv").symlink_to(ROOT / ".venv")

@@ -5,6 +5,7 @@ alive as long as the worker.
 """
 
 import contextlib
+import functools
 import gc
 import io
 import multiprocessing
@@ -13,24 +14,26 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from queue import SimpleQueue
+from typing import Any, NamedTuple, TypeVar
 from unittest import mock
 
 import pytest
 
 from common.paths import ROOT, cache_dir
 from course.graded_tests import graded_tests, marked
-from course.table import load_course
+from course.table import NOT_GRADED_HERE, load_course
 from grader.ranks.running import STARTER
 from staff.grade.hand_ins import grader_files
 from staff.sandbox import kernel
 
-ROOM = 64 << 20  # bytes; a tree has 2 MiB
-TREES = "COS598D_TREES"  # variable with the folder of the trees
+T = TypeVar("T")
+LONGEST_OUTPUT = 400  # characters
 LIMIT = 300  # seconds for one tree: graders have deadlines of their own, so this ends a broken grader only
 
 
@@ -45,58 +48,55 @@ class Test(NamedTuple):
     task: str = ""
 
 
-@dataclass(frozen=True)
-class Result:
-    """What a test said: passed, failed or skipped; the message of the first of its cases that failed."""
+class Result(NamedTuple):
+    """What a test said: its status in the report, and the message of the first of its cases that did not pass."""
 
-    outcome: str
+    status: str = "passed"
     message: str = ""
+
+    @property
+    def outcome(self) -> str:
+        return {"passed": "passed", "skipped": "skipped", NOT_GRADED_HERE: "skipped"}.get(self.status, "failed")
 
 
 @dataclass(frozen=True)
 class Graded:
-    """What the tests said about one tree, by name, and their status in the report; the points lost by region; and the
-    warnings, which cost nothing."""
+    """What the tests said about one tree, by the names of their functions; the points lost by region; and the warnings,
+    which cost nothing."""
 
     results: dict[str, Result] = field(default_factory=dict)
-    statuses: dict[str, str] = field(default_factory=dict)
     points_lost: dict[str, int] = field(default_factory=dict)
     warned: list[str] = field(default_factory=list)
 
+    @property
+    def statuses(self) -> dict[str, str]:
+        return {name: result.status for name, result in self.results.items()}
+
 
 class OneRun:
-    """A pytest plugin that keeps the results of the tests, by the name of their function."""
+    """A pytest plugin that reads the report of the graders' plugin at the end of a run."""
 
     def __init__(self) -> None:
         self.graded = Graded()
         self.too_long = False
         self.zygote: Any = None
 
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        name = function_of(report.nodeid)
-        results = self.graded.results
-        result = results.get(name, Result("passed"))
-        if report.outcome != "passed" and result.outcome != "failed":
-            results[name] = Result(report.outcome, _message(report.longrepr))
-        elif report.when == "call":
-            results.setdefault(name, Result("passed"))
-
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        if grader := session.config.pluginmanager.get_plugin("grader.plugin"):
-            for entry in session.config.stash[grader.ENTRIES].values():
-                self.graded.statuses[function_of(entry.id)] = entry.status
-                if lost := entry.max_points - entry.points:
-                    self.graded.points_lost[entry.region] = self.graded.points_lost.get(entry.region, 0) + lost
-            self.graded.warned.extend(session.config.stash[grader.WRITTEN].warnings)
+        plugin: Any = session.config.pluginmanager.get_plugin("grader.plugin")
+        results, points_lost = self.graded.results, self.graded.points_lost
+        for entry in session.config.stash[plugin.ENTRIES].values():
+            name = function_of(entry.id)
+            if results.get(name, Result()).status == "passed":
+                message = f"{entry.status}: {entry.message} [region {entry.region}, 0 of {entry.max_points}]"
+                results[name] = Result(entry.status, message if entry.status != "passed" else "")
+            if lost := entry.max_points - entry.points:
+                points_lost[entry.region] = points_lost.get(entry.region, 0) + lost
+        self.graded.warned.extend(session.config.stash[plugin.WRITTEN].warnings)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_unconfigure(self) -> None:
         """Take the zygote out of the way before the graders' plugin ends it: the next tree needs one, too."""
         self.zygote = STARTER.take()
-
-    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        if report.failed:
-            self.graded.results[report.nodeid] = Result("failed", _message(report.longrepr))
 
 
 def function_of(nodeid: str) -> str:
@@ -104,36 +104,51 @@ def function_of(nodeid: str) -> str:
     return nodeid.rpartition("::")[2].split("[")[0]
 
 
-def _message(longrepr: object) -> str:
-    if isinstance(longrepr, tuple):  # (file, line, reason) of a skipped test
-        return str(longrepr[2])
-    crash = getattr(longrepr, "reprcrash", None)
-    return str(crash.message if crash else longrepr).strip()
+class GradingPool:
+    """Runs functions in worker processes, one at a time in each: what ends its process costs no other its result."""
+
+    def __init__(self, count: int) -> None:
+        self.threads = ThreadPoolExecutor(count)
+        self.idle: SimpleQueue[ProcessPoolExecutor] = SimpleQueue()
+        for _ in range(count):
+            self.idle.put(one_process())
+
+    def submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
+        return self.threads.submit(self._run, function, *arguments)
+
+    def _run(self, function: Callable[..., T], *arguments: Any) -> T:
+        process = self.idle.get()
+        try:
+            return process.submit(function, *arguments).result()
+        except BrokenProcessPool:
+            process = one_process()
+            raise
+        finally:
+            self.idle.put(process)
+
+    def close(self) -> None:
+        self.threads.shutdown(cancel_futures=True)
+        while not self.idle.empty():
+            self.idle.get().shutdown()
+
+
+def one_process() -> ProcessPoolExecutor:
+    process = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=die_with_parent)
+    process.submit(os.getpid)  # starts it now: it dies with the thread that starts it
+    return process
 
 
 @contextlib.contextmanager
-def worker_processes(count: int) -> Iterator[ProcessPoolExecutor]:
+def worker_processes(count: int) -> Iterator[GradingPool]:
     """`count` workers, each with a zygote of its own; the cache of tiny models is shared. With them goes the folder of
     all that they write, even if one is killed."""
     os.environ.setdefault("COS598D_CACHE", str(cache_dir("models").parent))  # spawned workers inherit it
     with (
         tempfile.TemporaryDirectory(prefix="cos598d-pool-", ignore_cleanup_errors=True) as folder,
-        tempfile.TemporaryDirectory(
-            prefix="cos598d-trees-", dir=in_memory(folder), ignore_cleanup_errors=True
-        ) as trees,
-        mock.patch.dict(os.environ, {"TMPDIR": folder, TREES: trees}),
-        ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), initializer=die_with_parent) as pool,
+        mock.patch.dict(os.environ, {"TMPDIR": folder}),
+        contextlib.closing(GradingPool(count)) as pool,
     ):
-        try:
-            yield pool
-        finally:
-            pool.shutdown(cancel_futures=True)
-
-
-def in_memory(otherwise: str) -> str:
-    """A file system in memory, where there is one: writing and removing the hundred files of a tree can take a tenth of
-    a second on a disk, half as long as grading it."""
-    return "/dev/shm" if os.access("/dev/shm", os.W_OK) and shutil.disk_usage("/dev/shm").free > ROOM else otherwise
+        yield pool
 
 
 def die_with_parent() -> None:
@@ -142,16 +157,17 @@ def die_with_parent() -> None:
         kernel.prctl(kernel.PDEATHSIG, signal.SIGKILL)
 
 
+@functools.cache
+def folder_of_trees() -> tempfile.TemporaryDirectory:
+    return tempfile.TemporaryDirectory(prefix="cos598d-trees-")
+
+
 @contextlib.contextmanager
 def tree_folder() -> Iterator[Path]:
-    """An empty folder for one tree at a time; in one process it has the same name each time, if it can. So the zygote
-    has to import common/ once for all trees, see grader/given_files.py."""
-    around = os.environ.get(TREES) or in_memory(tempfile.gettempdir())
-    folder = Path(around, f"cos598d-tree-{os.getpid()}")
-    try:
-        folder.mkdir(mode=0o700)
-    except FileExistsError:
-        folder = Path(tempfile.mkdtemp(prefix="cos598d-tree-", dir=around))
+    """An empty folder for one tree at a time; in one process it has the same name each time, so that the zygote imports
+    common/ once for all trees, see grader/given_files.py."""
+    folder = Path(folder_of_trees().name, "tree")
+    folder.mkdir()
     try:
         yield folder
     finally:
@@ -173,9 +189,13 @@ def collect() -> tuple[dict[str, Test], dict[str, str]]:
 def grade(tree: Path, tests: Sequence[str], seed: int) -> Graded:
     """Run these tests (files or node ids) on the student's files in `tree`, with inputs drawn from `seed`.
 
-    One pytest in this process, silent. Raises TimeoutError after LIMIT seconds.
+    One pytest in this process, silent.
+
+    Raises:
+        TimeoutError: after LIMIT seconds.
+        RuntimeError: the tests cannot be loaded, or one failed that grades nothing.
     """
-    watch = OneRun()
+    watch, printed = OneRun(), io.StringIO()
 
     def stop(_signal: int, _frame: object) -> None:
         watch.too_long = True
@@ -183,12 +203,13 @@ def grade(tree: Path, tests: Sequence[str], seed: int) -> Graded:
 
     signal.signal(signal.SIGALRM, stop)
     signal.alarm(LIMIT)
+    code: int | None = None
     try:
         os.chdir(ROOT)
-        silent = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO())
+        silent = contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed)
         with silent[0], silent[1], contextlib.suppress(pytest.exit.Exception):
             options = ["-q", "-p", "no:cacheprovider", "--tb=native", f"--tree={tree}", "--seed", str(seed)]
-            pytest.main([*options, *tests], plugins=[watch])
+            code = pytest.main([*options, *tests], plugins=[watch])
     finally:
         signal.alarm(0)
         STARTER.put(watch.zygote)
@@ -196,4 +217,7 @@ def grade(tree: Path, tests: Sequence[str], seed: int) -> Graded:
             gc.freeze()  # torch and pytest stay: pytest ends each run with two collections, which skip them now
     if watch.too_long:
         raise TimeoutError(f"the graders have not ended after {LIMIT} s")
+    a_grader_failed = any(result.outcome == "failed" for result in watch.graded.results.values())
+    if code != pytest.ExitCode.OK and not (code == pytest.ExitCode.TESTS_FAILED and a_grader_failed):
+        raise RuntimeError(f"pytest ended with {code}: {printed.getvalue()[-LONGEST_OUTPUT:]}")
     return watch.graded

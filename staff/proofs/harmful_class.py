@@ -18,10 +18,8 @@ import os
 import random
 import subprocess
 import sys
-import tempfile
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from common.errors import InputError, exit_on_input_error
 from common.paths import ROOT
@@ -32,20 +30,15 @@ from staff.grade.submissions import clean_files, write_files
 from staff.proofs import attack_bank
 from staff.proofs.attack_bank import HONEST, PARTITION, TARGET, VICTIM, VICTIM_FILE
 from staff.proofs.attack_runs import Surroundings, surroundings
-from staff.proofs.bank import Entry, apply, copy_tree, load_bank
+from staff.proofs.bank import Entry, changed_files, load_bank, solved_files
 
-Files = dict[str, bytes]  # name -> content
 LONG = "\U00020000" * 100  # 400 bytes, in a zip only: no file system takes such a name
 MANY = 400  # files in place of one
 LONGEST_CELL = 32_767  # characters that a spreadsheet takes
 MOST_MEMORY = 2500.0  # MiB: graders and ranks of one hand-in
 SENDS = "class Partition(Partition):\n    def __getitem__(self, index):\n        "
-TEXTS = {
-    "gradebook.csv.zip": "\n",
-    "index.html.zip": "\n",
+TEXTS = {  # beside those of class.toml
     "hand_ins.zip": "\n",
-    "alice smith.zip": "\n",
-    "alice_smith.zip": "\n",
     "Alice_Smith.zip": "\n",
     "long answer.zip": f"{SENDS}return 'expected ' * 100_000\n",
     "long name.zip": f"{SENDS}raise type('expected ' * 100_000, (Exception,), {{}})('x' * 900_000)\n",
@@ -59,29 +52,17 @@ TEXTS = {
     "hog.zip": "import os, time\nend = time.time() + 8.5\nfor _ in range(5):\n    os.fork()\n"
     "os.setsid()\nwhile time.time() < end:\n    pass\n",
 }
-FEW = ("gradebook.csv.zip", "alice smith.zip", "alice_smith.zip", "long answer.zip")
-
-
-def solved_files(entries: Sequence[Entry] = (), without: Collection[str] = ()) -> Files:
-    """What a student hands in who has written the solution, changed by `entries`, but for the regions `without`."""
-    course = load_course()
-    with tempfile.TemporaryDirectory() as folder:
-        copy_tree(Path(folder))
-        for entry in entries:
-            apply(entry, Path(folder))
-        files = clean_files(Path(folder), solved=set(course.regions) - set(without))
-    return {file: content for file, content in files.items() if course.may_student_change(file)}
 
 
 def honest(folder: Path, seed: int) -> list[str]:
     """Write the honest hand-ins; returns their names."""
-    regions, draw = load_course().regions, random.Random(seed)
-    without_2b = [region for region in regions if region.startswith("2b")]
-    made = {"all": solved_files(), "most": solved_files(without=without_2b), "none": solved_files(without=regions)}
+    draw = random.Random(seed)
+    without_2b = [region for region in load_course().regions if not region.startswith("2b")]
+    made = {"all": solved_files(), "most": clean_files(solved=without_2b), "none": clean_files()}
     for kind in ("variants", "mistakes"):
         entries = draw_entries(draw, kind)
         print(f"{kind}: {'; '.join(map(str, entries))}")
-        made[kind] = solved_files(entries)
+        made[kind] = changed_files(entries)
     for name, files in made.items():
         write_files(files, folder / name)
     return list(made)
@@ -97,11 +78,11 @@ def draw_entries(draw: random.Random, kind: str, count: int = 4) -> list[Entry]:
     return [draw.choice(by_file[file]) for file in draw.sample(sorted(by_file), count)]
 
 
-def harmful(folder: Path, names: Sequence[str]) -> int:
-    """Hand-ins of these names, see TEXTS."""
-    for name in names:
-        write_zip({PARTITION: f"{HONEST}{TEXTS[name]}".encode()}, folder / name)
-    return len(names)
+def harmful(folder: Path, texts: Mapping[str, str]) -> int:
+    """Hand-ins of these names, each with a text at the end of its partition."""
+    for name, text in texts.items():
+        write_zip({PARTITION: f"{HONEST}{text}".encode()}, folder / name)
+    return len(texts)
 
 
 def attackers(folder: Path, around: Surroundings) -> int:
@@ -129,18 +110,14 @@ def as_handed_in(files: Path, target: Path) -> None:
     write_zip(many, target)
 
 
-def command(paths: Iterable[Path], out: Path, tests: Sequence[str]) -> list[str]:
-    words = [sys.executable, "-m", "staff.grade", *map(str, paths), "--out", str(out), "--jobs", "2", "--seed", "7"]
-    return words + (["--tests", *tests] if tests else [])
-
-
-def grade(paths: Iterable[Path], out: Path, tests: Sequence[str]) -> dict[str, Any]:
-    """Grade a class on a terminal that knows few characters. Returns the last line of what staff.grade prints."""
+def grade(paths: Iterable[Path], out: Path, tests: Sequence[str]) -> None:
+    """Grade a class on a terminal that knows few characters."""
+    command = [sys.executable, "-m", "staff.grade", *map(str, paths), "--out", str(out), "--jobs", "2", "--seed", "7"]
+    command += ["--tests", *tests] if tests else []
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}
-    process = subprocess.run(command(paths, out, tests), cwd=ROOT, env=environment, capture_output=True, text=True)
+    process = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     if process.returncode:
         raise InputError(f"staff.grade ended with code {process.returncode}: {process.stderr[-1000:]}")
-    return json.loads(process.stdout.splitlines()[-1])
 
 
 def points(out: Path, name: str) -> dict[str, int]:
@@ -185,7 +162,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         good = honest(folder, options.seed)
         alone = around.work / "alone"
         grade([folder / name for name in good], alone, tests)
-        count = len(good) + harmful(folder, list(TEXTS)) + attackers(folder / "attacks", around)
+        count = len(good) + harmful(folder, TEXTS) + attackers(folder / "attacks", around)
         hand_ins = [path for path in folder.iterdir() if path.name != "attacks"]
         grade(hand_ins + sorted(folder.glob("attacks/*/*")), options.out, tests)
         problems = [*harm(options.out, alone, good, count), *filter(None, [around.traces()])]

@@ -63,9 +63,8 @@ class Outcome:
     """What came of grading one submission; points and messages are in the report, if there is one.
 
     `exit_code` is pytest's: 0 all passed, 1 some failed; 124 the deadline has passed; negative: killed by a signal.
-    `peak_pss_mb` is the largest sum over graders and ranks, looked at every two seconds, more often at first; `swept`
-    counts processes that had to be killed at the end; `output` is what pytest printed, for staff; `sandbox` says which
-    layers were active.
+    `peak_pss_mb` is the largest sum over graders and ranks, looked at every second; `swept` counts processes that had
+    to be killed at the end; `output` is what pytest printed, for staff; `sandbox` says which layers were active.
     """
 
     exit_code: int

@@ -25,14 +25,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from common.paths import ROOT
-from grader.wire.processes import CONFINE, descendants, kill_all
+from grader.wire.processes import CONFINE, descendants, kill_all, memory
 from staff.sandbox import kernel
 from staff.sandbox.confine import MIB, Policy
 from staff.sandbox.graded_run import CONFINING, Job, free_uid, make_interpreter_reachable, probe
-from staff.sandbox.process_memory import below, bound_mb, pss_mb
 
 LOOK = 0.5  # seconds between two looks at the memory
-RECORD = 2.0  # at most as many seconds between two measurements for the record: each takes 70 ms of a processor
+RECORD = 1.0  # seconds between two measurements for the record: each takes 70 ms of a processor
 MOST_OUTPUT = 20_000
 GRADERS_MEMORY = 1536  # MiB of address space for the graders' own process, which needs 200
 SPARE_FILES = 20_000  # in all ranks' folders, where these have no file systems of their own
@@ -45,7 +44,7 @@ class Supervisor:
 
     def __init__(self, job: Job, prepare: Callable[[Job], None]) -> None:
         self.job, self.prepare = job, prepare
-        self.begin = self.next_record = time.monotonic()
+        self.next_record = time.monotonic() + RECORD
         self.peak = 0.0
         self.timed_out = False
         self.swept: set[int] = set()
@@ -96,7 +95,7 @@ class Supervisor:
             done, status = os.waitpid(pid, os.WNOHANG)
             if done:
                 return os.waitstatus_to_exitcode(status)
-            if time.monotonic() > limit and "deadline" not in self.job.off:
+            if time.monotonic() > limit:
                 self.timed_out = True
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
@@ -105,12 +104,13 @@ class Supervisor:
             signal.sigtimedwait({signal.SIGCHLD}, LOOK)
 
     def _look(self, pid: int, policy: Policy, stage: Path) -> None:
-        """Kill ranks that together take too much. Exact sizes are read if a bound is too much, or for the record."""
-        processes = {pid, *below(os.getpid())}
+        """Kill ranks that together take too much. Exact sizes, which cost the kernel a walk over all pages, are read if
+        a bound is too much, or for the record."""
+        processes = {pid, *descendants(os.getpid(), set())}
         ranks = processes - self._trusted(pid)
-        may_be_too_much = sum(map(bound_mb, ranks)) > policy.memory
-        if may_be_too_much or time.monotonic() > self.next_record - LOOK / 2:
-            self.next_record = time.monotonic() + until_next_record(time.monotonic() - self.begin)
+        may_be_too_much = sum(map(memory, ranks)) > policy.memory * MIB  # pages that ranks share count more than once
+        if may_be_too_much or time.monotonic() >= self.next_record:
+            self.next_record = time.monotonic() + RECORD
             sizes = {process: pss_mb(process) for process in processes}
             self.peak = max(self.peak, sum(sizes.values()))
             may_be_too_much = sum(sizes[process] for process in ranks) > policy.memory
@@ -141,9 +141,14 @@ class Supervisor:
                 pass
 
 
-def until_next_record(age: float) -> float:
-    """The seconds to the next measurement, in a run of this age: however short it is, its second half is measured."""
-    return min(RECORD, max(LOOK, age))
+def pss_mb(pid: int) -> float:
+    """A process's share of the memory in MiB (PSS): a page that n processes use counts 1/n. Where the kernel does not
+    tell us that of another user's or a guarded process, the pages that are certainly its own."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) / 1024
+    return memory(pid) / MIB
 
 
 def graders(job: Job, policy: Policy, stage: Path, output: int, prepare: Callable[[Job], None]) -> NoReturn:

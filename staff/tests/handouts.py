@@ -3,8 +3,8 @@
 import functools
 
 from common.paths import ROOT
-from course.table import load_course
 from staff.handout.assemble import Handout, assemble
+from staff.proofs.bank import solved_files
 
 
 @functools.cache
@@ -12,6 +12,5 @@ def open_handout() -> Handout:
     return assemble(ROOT)
 
 
-@functools.cache
-def solved_handout() -> Handout:
-    return assemble(ROOT, solved=list(load_course().regions))
+def solved_handout() -> dict[str, bytes]:
+    return open_handout().files | solved_files()

@@ -1,5 +1,6 @@
 """`staff.mistakes --bank FILE`: entries from elsewhere, each graded by itself and reported in one line."""
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -15,6 +16,7 @@ from staff import mistakes
 from staff.mistakes import is_about
 from staff.proofs import grading_pool, verdict
 from staff.proofs.bank import Entry, load_file
+from staff.proofs.grading_pool import GradingPool
 from staff.proofs.grading_pool import Test as Grader
 from staff.proofs.verdict import Verdict
 from tests.own.started_processes import processes_with
@@ -100,19 +102,17 @@ def test_no_process_and_no_file_is_left(graded):
 def dies_of_the_second(entry, tests, seeds):
     if entry.name == "second":
         os._exit(1)
-    return Verdict(entry, {}, seeds[0])
+    return Verdict(entry, seed=seeds[0])
 
 
 def test_an_entry_that_ends_the_process_that_grades_it_is_blamed_and_the_others_are_graded(monkeypatch):
-    def processes(count):
-        return ProcessPoolExecutor(count, multiprocessing.get_context("fork"))
-
+    fork = multiprocessing.get_context("fork")
     monkeypatch.setattr(verdict, "judge", dies_of_the_second)
-    monkeypatch.setattr(verdict, "worker_processes", processes)
+    monkeypatch.setattr(grading_pool, "one_process", lambda: ProcessPoolExecutor(1, fork))
     entries = [Entry("file", "bank", name, "1", "a.py", {"1.2": "x"}) for name in ("first", "second", "third")]
 
-    with processes(2) as pool:
-        verdicts = list(verdict.judge_all(pool, [(entry, {}, [1]) for entry in entries], 2))
+    with contextlib.closing(GradingPool(1)) as pool:
+        verdicts = list(verdict.judge_all(pool, [(entry, {}, [1]) for entry in entries]))
 
     assert [(judged.entry.name, judged.error) for judged in verdicts] == [
         ("first", ""), ("second", "it ended the process that grades it"), ("third", "")
@@ -132,18 +132,20 @@ def test_comes_afterwards():
 
 
 @pytest.mark.medium
-def test_graders_that_never_end_are_ended_with_all_that_would_follow(tmp_path, monkeypatch):
-    (tmp_path / "conftest.py").write_text(
-        "def pytest_addoption(parser):\n    parser.addoption('--tree')\n    parser.addoption('--seed')\n"
-    )
-    (tmp_path / "test_endless.py").write_text(ENDLESS)
+@pytest.mark.parametrize(
+    ("graders", "limit", "error", "words"),
+    [(ENDLESS, 2, TimeoutError, "not ended after 2 s"), ("import no_such_module", 900, RuntimeError, "no_such_module")],
+)
+def test_graders_that_never_end_or_cannot_be_loaded_are_no_verdict(tmp_path, monkeypatch, graders, limit, error, words):
+    (tmp_path / "conftest.py").write_text("pytest_plugins = ['grader.plugin']\n")
+    (tmp_path / f"test_{error.__name__}.py").write_text(graders)  # two modules of one name would be one
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --import-mode=importlib\n")
     monkeypatch.setattr(grading_pool, "ROOT", tmp_path)
-    monkeypatch.setattr(grading_pool, "LIMIT", 2)
+    monkeypatch.setattr(grading_pool, "LIMIT", limit)
     monkeypatch.chdir(tmp_path)
 
-    with pytest.raises(TimeoutError, match="not ended after 2 s"):
-        grading_pool.grade(tmp_path, ["test_endless.py"], 1)
+    with pytest.raises(error, match=words):
+        grading_pool.grade(tmp_path, [f"test_{error.__name__}.py"], 1)
 
     assert not (tmp_path / "reached").exists()
 

@@ -15,7 +15,7 @@ from staff.tests.handouts import open_handout, solved_handout
 @pytest.mark.medium
 def test_home_files_solved_and_carried_give_the_solved_handout(tmp_path):
     course = load_course()
-    unsolved, solved = open_handout().files, solved_handout().files
+    unsolved, solved = open_handout().files, solved_handout()
     homes = {row.file for row in course.regions.values()} & unsolved.keys()
     scripts = [name for name in unsolved if name.endswith(".py") and (name.startswith(("task", "pipeline/")))]
     write_files({name: unsolved[name] for name in scripts}, tmp_path)

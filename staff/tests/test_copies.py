@@ -19,7 +19,7 @@ GLUE, TRAFFIC, PIPELINE = "task1_single/run_glue.py", "task4_traffic/run_glue.py
 @pytest.fixture
 def tree(tmp_path) -> Path:
     """A student's tree with every region solved."""
-    write_files(solved_handout().files, tmp_path / "tree")
+    write_files(solved_handout(), tmp_path / "tree")
     return tmp_path / "tree"
 
 

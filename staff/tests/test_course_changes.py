@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 
@@ -12,6 +11,7 @@ from common.paths import ROOT
 from course.table import load_course
 from staff.grade.submissions import clean_files
 from staff.handout.assemble import assemble
+from staff.proofs.deletions import copied
 
 COURSE = load_course()
 
@@ -19,12 +19,7 @@ COURSE = load_course()
 @pytest.fixture
 def tree(tmp_path):
     """A copy of what git tracks, whose course.toml may be changed."""
-    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
-    for name in tracked:
-        if (ROOT / name).is_file() and not name.startswith(("benchmark/", "tests/own/")):
-            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(ROOT / name, tmp_path / name)
-    return tmp_path
+    return copied(tmp_path)
 
 
 def change(tree, change_text):

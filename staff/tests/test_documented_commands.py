@@ -6,7 +6,6 @@ import importlib.util
 import json
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 
@@ -14,6 +13,7 @@ import pytest
 
 from cluster.emulate import why_not
 from common.paths import ROOT
+from staff.proofs.deletions import copied
 
 SECONDS = 900  # on a busy machine
 READMES = [*ROOT.glob("*.md"), *ROOT.glob("[a-z]*/README.md"), ROOT / "docs/faq.md"]
@@ -105,12 +105,7 @@ def test_a_command_that_made_a_figure_has_a_small_setting():
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory):
     """A copy of every tracked file, so that runs, figures and the cache are made there."""
-    copy = tmp_path_factory.mktemp("documented") / "tree"
-    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
-    for name in filter(lambda name: (ROOT / name).exists(), tracked):
-        (copy / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(ROOT / name, copy / name)
-    return copy
+    return copied(tmp_path_factory.mktemp("documented"))
 
 
 def run(words, tree, monkeypatch, cache=None):

@@ -1,15 +1,7 @@
 """Formulas of solutions in code that ships: found under other names and in other orders, in code and not in prose."""
 
-import importlib
-import inspect
-import itertools
-import runpy
-from collections.abc import Callable, Iterator
-
 import pytest
 
-from common.paths import ROOT
-from course.table import load_course
 from staff.handout.formulas import leaked_formulas
 from staff.handout.regions import find_regions
 
@@ -88,30 +80,3 @@ def test_a_leak_is_named_with_its_line_its_region_and_its_text():
 
 def test_a_name_that_is_assigned_from_itself_ends():
     assert leaked_formulas({"a.py": "def f(a, b):\n    a = a * b + a / b - 1\n    return a * a * b"}, REGIONS) == []
-
-
-NUMBERS = (int, float, "int", "float")
-SIZES = [(2490, 16, 4), (22, 7, 3), (10, 1, 4), (64, 16, 2)]
-
-
-def functions_of_numbers() -> Iterator[Callable]:
-    """The functions in the judges that take three numbers."""
-    files = {file for task in load_course().tasks.values() for file in task.tests if file.count("/") == 2}
-    judges = [file.removesuffix(".py").replace("/", ".") for file in files]
-    for name in judges:
-        module = importlib.import_module(name)
-        for function in vars(module).values():
-            if inspect.isfunction(function) and function.__module__ == module.__name__:
-                kinds = [parameter.annotation for parameter in inspect.signature(function).parameters.values()]
-                if len(kinds) == 3 and all(kind in NUMBERS for kind in kinds):
-                    yield function
-
-
-def test_no_function_of_a_judge_gives_the_number_of_iterations():
-    solved = runpy.run_path(str(ROOT / "task4_traffic/expected.py"))["iterations_per_epoch"]
-    answers = [solved(*sizes) for sizes in SIZES]
-
-    for function in functions_of_numbers():
-        for order in itertools.permutations(range(3)):
-            inputs = [[sizes[place] for place in order] for sizes in SIZES]
-            assert [function(*numbers) for numbers in inputs] != answers, f"{function.__module__}.{function.__name__}"

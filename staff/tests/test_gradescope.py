@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import zipfile
@@ -24,7 +23,7 @@ from staff.grade.submissions import write_files
 from staff.gradescope import build
 from staff.gradescope.classroom50 import result
 from staff.gradescope.results import VISIBILITIES, late_days, results, unfinished
-from staff.proofs import attack_bank, attack_runs
+from staff.tests.rows import a_row, a_test
 
 pytestmark = pytest.mark.medium
 
@@ -60,14 +59,7 @@ def check_schema(content: dict) -> None:
 
 def graded(*outcomes: tuple[str, str, str], **run) -> Row:
     """A row from (id, status, message), each of 2 points and of region 2b.1."""
-    tests: list[dict[str, Any]] = [
-        {"id": id, "task": "2b", "region": "2b.1", "status": status, "points": 2 if status == "passed" else 0,
-         "max_points": 2, "message": message}
-        for id, status, message in outcomes
-    ]  # fmt: skip
-    score, most = (sum(test[key] for test in tests) for key in ("points", "max_points"))
-    report = {"submission": "submission", "score": score, "max_score": most, "tests": tests}
-    return Row(report | {"environment": {"seed": 1}, "sandbox": {"user": True}}, {"notes": [], "output": {}, **run})
+    return a_row(*(a_test("2b.1", status, message) | {"id": id} for id, status, message in outcomes), **run)
 
 
 def test_bonus_points_are_added_to_gradescope_s_score_and_named_apart():
@@ -244,7 +236,7 @@ def test_the_zip_has_what_the_platform_runs_and_no_solution(autograder):
     assert not [name for name in names if "banks" in name or "attacks" in name or "staff/tests" in name]
     for region in COURSE.regions.values():
         text = (source / region.file).read_text(encoding="utf-8")
-        assert "BEGIN SOLUTION" not in text and f"TODO {region.id}" in text, region.file
+        assert "BEGIN SOLUTION" not in text and f'NotImplementedError("TODO {region.id}' in text, region.file
     assert set(hidden_files()) <= names
 
 
@@ -265,9 +257,6 @@ def test_what_to_look_at_by_hand_is_where_no_student_sees_it():
     assert "os._exit" not in json.dumps(content) and "review" not in json.dumps(content)
 
 
-ATTACKS = "bytes_on_the_line context_in_a_frame imports_a_judge reads_hidden_tests reads_a_judge environment"
-
-
 @pytest.mark.slow
 def test_a_solution_gets_full_marks_on_the_platform(autograder):
     solved = {region.file: (ROOT / region.file).read_bytes() for region in COURSE.regions.values()}
@@ -282,24 +271,6 @@ def test_a_solution_gets_full_marks_on_the_platform(autograder):
     assert [test["name"] for test in content["tests"] if test["status"] == "failed"] == []
     assert content["score"] == sum(test["max_score"] for test in content["tests"])
     assert content["extra_data"]["late_days"] == 2
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ATTACKS.split())
-def test_an_attack_gains_nothing_on_the_platform_either(autograder, name):
-    (attack,) = attack_bank.load([name])
-    shutil.rmtree(autograder / "submission")
-    with attack_runs.surroundings() as around:
-        attack_bank.hand_in(attack, autograder / "submission", around.places)
-        secrets = [around.word, *(attack_runs.first_line(ROOT / file) for file in attack_runs.SECRET_FILES)]
-
-        content = run_autograder(autograder)
-
-        assert around.left_running() == 0 and not around.traces()
-    tests_of_target = [test for test in content["tests"] if test["number"] == "2b.2"]
-    assert tests_of_target and not any(test["score"] for test in tests_of_target)
-    assert not any(word in json.dumps(content) for word in secrets)
-    assert sum(test["score"] for test in content["tests"] if test["number"] == "p.2") > 0
 
 
 def test_what_was_earned_before_our_own_deadline_is_reported(autograder, tmp_path):

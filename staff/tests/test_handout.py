@@ -15,7 +15,6 @@ import pytest
 from common.errors import InputError
 from common.paths import ROOT
 from course.table import files_matching, load_course
-from course.todo import find_blocks
 from grader import imports
 from staff.handout.assemble import MANIFEST, assemble, write
 from staff.handout.leaks import solution_lines
@@ -134,14 +133,6 @@ def test_the_handout_holds_what_is_listed_without_the_solutions_and_the_staff_s_
     course = load_course(tmp_path / "out" / "course.toml")
     assert course.regions["1.2"].hints == ("a", "b", "c")
     assert not course.handout.ships and not course.hidden
-
-
-def test_a_solved_region_stands_where_a_student_would_have_written_it(tree):
-    handout = assemble(tree, solved=["1.2"])
-
-    (block,) = find_blocks(handout.files["common/lesson.py"].decode())
-    assert not handout.problems
-    assert block.body == "running_total = sum(values)\nreturn running_total / number_of_workers"
 
 
 def test_building_again_gives_the_same_bytes_times_and_modes(tree, tmp_path):

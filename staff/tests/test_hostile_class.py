@@ -1,42 +1,11 @@
-"""A class in which most hand-ins are hostile: the honest ones are graded as if they were alone, in every run."""
-
-import signal
-import subprocess
-import time
-from pathlib import Path
+"""A class in which most hand-ins are hostile: the honest ones are graded as if they were alone."""
 
 import pytest
 
-from common.paths import ROOT
 from staff.grade import result_store
 from staff.proofs import harmful_class
 from staff.proofs.attack_bank import TARGET, VICTIM
-from staff.proofs.harmful_class import FEW, TEXTS, grade, harm, harmful, honest
-
-TESTS = [TARGET, VICTIM]
-
-
-def kill_after(out: Path, count: int, process: subprocess.Popen) -> None:
-    while process.poll() is None and len(list(out.glob("hand_ins/*/report.json"))) < count:
-        time.sleep(0.05)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-
-
-def check(tmp_path: Path, texts: list[str], restart: bool) -> None:
-    folder, out = tmp_path / "in", tmp_path / "out"
-    good = honest(folder, seed=1)
-    grade([folder / name for name in good], tmp_path / "alone", TESTS)
-    count = len(good) + harmful(folder, texts)
-    if restart:
-        words = harmful_class.command(folder.iterdir(), out, TESTS)
-        kill_after(out, 5, subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
-
-    figures = grade(folder.iterdir(), out, TESTS)
-
-    assert (figures["submissions"], figures["not_graded"]) == (count, 0)
-    assert harm(out, tmp_path / "alone", good, count) == []
-    assert (figures["kept"] >= 5) == restart
+from staff.proofs.harmful_class import TEXTS, grade, harm, harmful, honest
 
 
 def test_an_honest_hand_in_that_gets_other_points_than_alone_is_named(tmp_path):
@@ -52,9 +21,20 @@ def test_an_honest_hand_in_that_gets_other_points_than_alone_is_named(tmp_path):
 
 @pytest.mark.proof
 def test_hostile_names_and_answers_change_nothing_for_honest_hand_ins(tmp_path):
-    check(tmp_path, list(FEW), restart=False)
+    folder = tmp_path / "in"
+    good = honest(folder, seed=1)
+    grade([folder / name for name in good], tmp_path / "alone", [TARGET, VICTIM])
+    texts = dict.fromkeys(("gradebook.csv.zip", "alice smith.zip", "alice_smith.zip"), "\n")
+    count = len(good) + harmful(folder, texts | {"long answer.zip": TEXTS["long answer.zip"]})
+
+    grade(folder.iterdir(), tmp_path / "out", [TARGET, VICTIM])
+
+    assert harm(tmp_path / "out", tmp_path / "alone", good, count) == []
 
 
 @pytest.mark.slow
-def test_a_class_of_twenty_with_every_kind_of_hostile_hand_in_is_graded_and_can_be_restarted(tmp_path):
-    check(tmp_path, list(TEXTS), restart=True)
+def test_a_class_with_every_harmful_hand_in_does_no_harm(tmp_path):
+    with pytest.raises(SystemExit) as end:
+        harmful_class.main(["--out", str(tmp_path / "out")])
+
+    assert end.value.code == 0

@@ -1,14 +1,14 @@
-"""The banks fit the solved tree, and the matrix tells a caught mistake from a survivor: tried on a tiny grader."""
+"""The banks fit the solved tree, and what is printed tells a caught mistake from a survivor: tried on a tiny grader."""
 
 import contextlib
 import json
 import re
-import shutil
 import subprocess
 import sys
 import textwrap
 from concurrent.futures import Future
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 
@@ -16,11 +16,11 @@ from common.errors import InputError
 from common.paths import ROOT
 from grader.tampering import look_at
 from staff import mistakes
-from staff.mistakes import summarize
+from staff.grade.submissions import write_files
+from staff.mistakes import cover, summarize
 from staff.proofs import grading_pool, verdict
-from staff.proofs.bank import Entry, apply, hunks, load_bank
-from staff.proofs.cover import cover
-from staff.proofs.grading_pool import Result
+from staff.proofs.bank import Entry, apply, changed_files, load_bank
+from staff.proofs.grading_pool import Graded, GradingPool, Result
 from staff.proofs.grading_pool import Test as Grader
 from staff.proofs.verdict import Verdict
 
@@ -32,10 +32,7 @@ BANK = load_bank()
 @pytest.mark.parametrize("bank", sorted({(entry.kind, entry.bank) for entry in BANK}), ids="/".join)
 def test_every_entry_fits_the_solved_tree_and_differs_from_it_and_no_variant_is_flagged(bank, tmp_path):
     for entry in (entry for entry in BANK if (entry.kind, entry.bank) == bank):
-        (tmp_path / entry.file).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(ROOT / entry.file, tmp_path / entry.file)
-
-        apply(entry, tmp_path)
+        write_files({entry.file: changed_files([entry])[entry.file]}, tmp_path)
 
         assert entry.is_mistake or look_at(tmp_path, [entry.file]) == [], entry
 
@@ -46,7 +43,7 @@ def test_every_mistake_names_the_words_its_message_must_hold():
     assert silent == []
 
 
-def read_matrix(text):
+def read_output(text):
     """What `python -m staff.mistakes` has printed: the figures, and the lines that say what is not as it must be."""
     lines = text.splitlines()
     return json.loads(lines[-1]), [line for line in lines if "<--" in line or line.startswith("no mist")]
@@ -71,7 +68,7 @@ def test_every_graded_test_catches_a_wrong_program_by_name(in_this_process, caps
     with pytest.raises(SystemExit) as end:
         mistakes.main(["--cover", "--seed", "1"])  # other draws: below
 
-    figures, complaints = read_matrix(capsys.readouterr().out)
+    figures, complaints = read_output(capsys.readouterr().out)
     assert complaints == []
     assert figures["mistakes"] == figures["caught"] == figures["caught_by_name"] > 0
     assert end.value.code == 0
@@ -91,7 +88,6 @@ def test_the_cover_prefers_one_entry_for_two_tests_to_a_wait_and_to_a_race():
     [
         pytest.param(("--seed", "1"), marks=pytest.mark.bank, id="one draw"),
         pytest.param(("--times", "5"), marks=pytest.mark.slow, id="five draws of the inputs"),
-        pytest.param(("--all",), marks=pytest.mark.slow, id="every test of the task"),
     ],
 )
 @pytest.mark.parametrize("task", sorted({entry.task for entry in BANK}))
@@ -99,7 +95,7 @@ def test_every_mistake_is_caught_by_name_every_variant_passes_and_no_test_passes
     command = [sys.executable, "-m", "staff.mistakes", "--task", task, *options]
     process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
-    figures, complaints = read_matrix(process.stdout)
+    figures, complaints = read_output(process.stdout)
     assert complaints == []
     assert figures["mistakes"] == figures["caught"] == figures["caught_by_name"] > 0
     assert figures["variants"] == figures["accepted"] > 0
@@ -121,30 +117,24 @@ SOLVED = "# TODO(cos598d) 1.2: set x (1 line)\n# BEGIN SOLUTION 1.2\nx = 1\n# EN
         (entry(body="", patch="-nothing like it\n"), "once"),
         (entry(body="", patch="*foo(x)\n"), "begin with a blank"),
         (Entry("variants", "bank", "a name", "1", "a.py", {"1.3": "x = 2"}), "expected one region 1.3"),
-        (Entry("variants", "bank", "a name", "1", "b.py", {"1.2": "x = 2"}), "b.py"),
     ],
 )
-def test_an_entry_that_does_not_fit_is_refused_by_name(wrong, message, tmp_path):
-    (tmp_path / "a.py").write_text(SOLVED)
-
+def test_an_entry_that_does_not_fit_is_refused_by_name(wrong, message):
     with pytest.raises(InputError, match="a name") as error:
-        apply(wrong, tmp_path)
+        apply(wrong, SOLVED)
 
     assert message in str(error.value)
 
 
-def test_a_patch_of_two_places_and_a_body_are_put_in_together(tmp_path):
-    (tmp_path / "a.py").write_text(SOLVED)
-
-    apply(entry(body="x = 3", patch="-foo(x)\n bar(x)\n@@\n bar(x)\n+foo(x)\n"), tmp_path)
-
-    assert (tmp_path / "a.py").read_text() == SOLVED.replace("x = 1", "x = 3").replace(
-        "foo(x)\nbar(x)\n", "bar(x)\nfoo(x)\n"
-    )
+def test_an_entry_of_a_file_that_is_not_the_courses_is_refused():
+    with pytest.raises(InputError, match=r"\.\./a\.py: expected a file of the course"):
+        changed_files([Entry("variants", "bank", "a name", "1", "../a.py", {"1.2": "x = 2"})])
 
 
-def test_a_hunk_is_its_old_and_its_new_text():
-    assert list(hunks(" a\n-b\n+c\n")) == [("a\nb\n", "a\nc\n")]
+def test_a_patch_of_two_places_and_a_body_are_put_in_together():
+    text = apply(entry(body="x = 3", patch="-foo(x)\n bar(x)\n@@\n bar(x)\n+foo(x)\n"), SOLVED)
+
+    assert text == SOLVED.replace("x = 1", "x = 3").replace("foo(x)\nbar(x)\n", "bar(x)\nfoo(x)\n")
 
 
 @pytest.mark.parametrize(
@@ -165,21 +155,20 @@ def test_a_malformed_bank_is_refused(text, message, tmp_path):
 
 def judged(fails, kind="mistakes", name="a name", **results):
     made = Entry(kind, "bank", name, "1", "a.py", {"1.2": "x = 2"}, "", fails)
-    return Verdict(made, {test: Result(*outcome) for test, outcome in results.items()})
+    return Verdict(made, Graded({test: Result(*outcome) for test, outcome in results.items()}))
 
 
 @pytest.mark.parametrize(
     ("results", "complaint"),
     [
-        ({"test_a": ("failed", "wrong: You forgot to divide")}, ""),
+        ({"test_a": ("wrong", "wrong: You forgot to divide")}, ""),
         ({"test_a": ("passed",)}, "not caught by test_a"),
         ({"test_a": ("skipped", "builds on 1.1")}, "not caught by test_a"),
         ({}, "not caught by test_a"),
-        ({"test_a": ("passed",), "test_b": ("failed", "wrong: divide")}, "caught, but not by test_a"),
-        ({"test_a": ("failed", "wrong: something is amiss")}, "does not say 'divide'"),
-        ({"test_a": ("failed", "KeyError: divide")}, "the grader itself fails in test_a"),
+        ({"test_a": ("passed",), "test_b": ("wrong", "wrong: divide")}, "caught, but not by test_a"),
+        ({"test_a": ("wrong", "wrong: something is amiss")}, "does not say 'divide'"),
         (
-            {"test_a": ("failed", "crashed: internal grader error (please report it): divide")},
+            {"test_a": ("crashed", "crashed: internal grader error (please report it): divide")},
             "the grader itself fails in test_a",
         ),
     ],
@@ -194,7 +183,7 @@ def test_a_mistake_counts_only_if_the_named_test_fails_with_the_named_words(resu
     [
         ({"test_a": ("passed",), "test_b": ("passed",)}, True),
         ({"test_a": ("passed",), "test_b": ("skipped",)}, False),
-        ({"test_a": ("failed", "wrong: x")}, False),
+        ({"test_a": ("wrong", "wrong: x")}, False),
         ({}, False),
     ],
 )
@@ -204,9 +193,9 @@ def test_a_variant_is_accepted_only_if_every_test_passes(results, accepted):
 
 def test_mistakes_with_the_same_messages_count_as_one_and_a_survivor_is_not_hidden_behind_another(capsys):
     fails = {"test_a": ("divide",)}
-    one = judged(fails, name="one", test_a=("failed", "wrong: divide (task/run.py:12)"))
-    same = judged(fails, name="same", test_a=("failed", "wrong: divide (task/run.py:88)"))
-    other = judged(fails, name="other", test_a=("failed", "wrong: divide by 3"))
+    one = judged(fails, name="one", test_a=("wrong", "wrong: divide (task/run.py:12)"))
+    same = judged(fails, name="same", test_a=("wrong", "wrong: divide (task/run.py:88)"))
+    other = judged(fails, name="other", test_a=("wrong", "wrong: divide by 3"))
     survivor = judged(fails, name="survivor", test_a=("passed",))
 
     figures = summarize([one, same, other, survivor])
@@ -216,34 +205,23 @@ def test_mistakes_with_the_same_messages_count_as_one_and_a_survivor_is_not_hidd
 
 
 GRADER = """
-import os, pathlib, pytest
+import pathlib, pytest
+from grader.verdicts import Wrong
 
 @pytest.fixture
 def x(request):
-    return pathlib.Path(request.config.getoption("--tree"), "a.py").read_text().split("x = ")[1].split()[0]
+    return int(pathlib.Path(request.config.getoption("--tree"), "a.py").read_text().split("x = ")[1].split()[0])
 
+@pytest.mark.graded("1.2")
 @pytest.mark.parametrize("least", [1, 2])
 def test_x_is_not_too_small(x, least):
-    if int(x) < least - 1:
-        pytest.fail(f"wrong: expected at least {least}, got {x}", pytrace=False)
+    if x < least - 1:
+        raise Wrong(f"expected at least {least}, got {x}")
 
+@pytest.mark.graded("1.2")
 def test_x_is_not_too_large(x):
-    if int(x) > 1:
-        pytest.fail(f"wrong: expected 1, got {x}", pytrace=False)
-"""
-OPTIONS = """
-import pytest
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(call):
-    report = yield
-    if report.failed:
-        report.longrepr = call.excinfo.value.msg
-    return report
-
-def pytest_addoption(parser):
-    parser.addoption("--tree")
-    parser.addoption("--seed")
+    if x > 1:
+        raise Wrong(f"expected 1, got {x}")
 """
 GRADERS = {name: Grader(f"test_x.py::{name}", "a.py", "1.2", task="1") for name in re.findall(r"def (test\w+)", GRADER)}
 TASK = 'task = "1"\nfile = "a.py"\n'
@@ -252,11 +230,10 @@ TASK = 'task = "1"\nfile = "a.py"\n'
 @pytest.fixture
 def course(in_this_process, tmp_path, monkeypatch, capsys):
     """A course of one line: run(mistakes, variants) gives the exit code, the figures and all that was printed."""
-    (tmp_path / "a.py").write_text(SOLVED)
-    (tmp_path / "conftest.py").write_text(OPTIONS)
+    (tmp_path / "conftest.py").write_text("pytest_plugins = ['grader.plugin']\n")
     (tmp_path / "test_x.py").write_text(GRADER)
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --import-mode=importlib\n")
-    monkeypatch.setattr(verdict, "copy_tree", lambda tree: shutil.copy(tmp_path / "a.py", tree))
+    monkeypatch.setattr(verdict, "changed_files", lambda entries: {"a.py": apply(entries[0], SOLVED).encode()})
     monkeypatch.setattr(mistakes, "collect", lambda: (GRADERS, {}))
     monkeypatch.setattr(grading_pool, "ROOT", tmp_path)
     monkeypatch.chdir(tmp_path)
@@ -294,24 +271,23 @@ SURVIVOR = TOO_LARGE.replace("x = 2", "x = 1 + 0")
 
 
 @pytest.mark.parametrize(
-    "wrong, right, options, figures, words",
+    "wrong, right, figures, complaint",
     [
-        (TOO_SMALL + TOO_LARGE, SAME, "", (2, 2, 2, 1, 1), "F  | mistakes/bank: too small\n"),
-        (TOO_SMALL + TOO_LARGE, SAME, "--all", (2, 2, 2, 1, 1), "F. | mistakes/bank: too small\n"),
-        (TOO_SMALL + SURVIVOR, "", "", (2, 1, 1, 0, 0), "not caught by test_x_is_not_too_large"),
-        (TOO_SMALL.replace("-1", "3") + TOO_LARGE, "", "--all", (2, 2, 1, 0, 0), "caught, but not by test_x_is_not_t"),
-        (TOO_SMALL + TOO_LARGE, SAME.replace("1 + 0", "2"), "", (2, 2, 2, 1, 0), "not accepted"),
-        (TOO_SMALL, "", "", (1, 1, 1, 0, 0), "no mistake in the bank makes test_x_is_not_too_large fail"),
+        (TOO_SMALL + TOO_LARGE, SAME, (2, 2, 2, 1, 1), ""),
+        (TOO_SMALL + SURVIVOR, "", (2, 1, 1, 0, 0), "not caught by test_x_is_not_too_large"),
+        (TOO_SMALL + TOO_LARGE, SAME.replace("1 + 0", "2"), (2, 2, 2, 1, 0), "not accepted"),
+        (TOO_SMALL, "", (1, 1, 1, 0, 0), "no mistake in the bank makes test_x_is_not_too_large fail"),
     ],
 )
 def test_it_succeeds_if_all_are_caught_by_name_all_variants_are_accepted_and_each_test_catches_one(
-    course, wrong, right, options, figures, words
+    course, wrong, right, figures, complaint
 ):
-    code, counts, printed = course(wrong, right, *options.split())
+    code, counts, printed = course(wrong, right)
 
     assert tuple(counts[name] for name in ("mistakes", "caught", "caught_by_name", "variants", "accepted")) == figures
-    assert words in printed
-    assert code == (0 if " | mistakes/bank: too small\n" in words else 1)
+    assert complaint in printed
+    assert "mistakes/bank: too small\n    test_x_is_not_too_small: wrong: expected at least 1, got -1" in printed
+    assert code == bool(complaint)
 
 
 def test_what_is_graded_again_counts_as_the_second_time_and_a_survivor_stays_one(course, monkeypatch):
@@ -320,7 +296,7 @@ def test_what_is_graded_again_counts_as_the_second_time_and_a_survivor_stays_one
     def misses_the_first_time(entry, tests, seeds):
         times.append(entry.name)
         judgement = real(entry, tests, seeds)
-        return replace(judgement, results={}) if times.count(entry.name) == 1 else judgement
+        return replace(judgement, graded=Graded()) if times.count(entry.name) == 1 else judgement
 
     monkeypatch.setattr(verdict, "judge", misses_the_first_time)
     code, figures, printed = course(TOO_SMALL + SURVIVOR, "", "--again")
@@ -331,15 +307,13 @@ def test_what_is_graded_again_counts_as_the_second_time_and_a_survivor_stays_one
 
 
 def test_after_the_last_minute_all_that_has_not_begun_is_cancelled_before_the_next_is_waited_for():
-    ended, running, waiting = Future[Verdict](), Future[Verdict](), [Future[Verdict](), Future[Verdict]()]
-    ended.set_result(judged({}))
-    running.set_running_or_notify_cancel()
+    futures: list[Future[Verdict]] = [Future(), Future(), Future()]
+    futures[0].set_result(judged({}))
+    pool = mock.Mock(spec=GradingPool)
+    pool.submit.side_effect = futures
 
-    remaining = verdict.until([running, ended, *waiting], -1)
-    assert next(remaining) is running
-    assert all(future.cancelled() for future in waiting)  # a pool would begin them while `running` is waited for
-    assert list(remaining) == [ended]
-    assert len(list(verdict.until([ended, Future()], 3600))) == 2
+    assert list(verdict.judge_all(pool, [(entry(), {}, [1])] * 3, -1)) == [judged({})]
+    assert all(future.cancelled() for future in futures[1:])
 
 
 def test_a_test_that_is_not_there_is_named(course):

@@ -15,7 +15,7 @@ from course.table import NOT_GRADED_HERE, load_course
 from staff.grade import gradebook, result_store
 from staff.grade.submissions import write_files
 from staff.gradescope import classroom50, results
-from staff.proofs.harmful_class import solved_files
+from staff.proofs.bank import solved_files
 from staff.sandbox import kernel
 
 pytestmark = [

@@ -10,8 +10,8 @@ import pytest
 
 from course.table import load_course
 from staff.grade import pages
-from staff.grade.gradebook import Row
 from staff.grade.own_process import run_apart
+from staff.tests.rows import a_row, a_test
 
 COURSE = load_course()
 SEED = " (inputs drawn with seed 55; use --seed 55 to repeat them)"
@@ -23,20 +23,6 @@ MEAN = (
 GRID = "4 micro-batches on 2 partitions: clock 1 is empty: leave out cycles without pairs\nclock   0  1\npart 0  0  .\n"
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>{{ 7 * 7 }}"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-
-
-def a_test(region: str, status: str, message: str = "", name: str = "test_it_works") -> dict:
-    points = 2 if status == "passed" else 0
-    task = region.split(".")[0]
-    return {"id": f"tests/t.py::{name}", "task": task, "region": region, "status": status, "points": points,
-            "max_points": 2, "message": message}  # fmt: skip
-
-
-def row(*tests: dict, name: str = "alice", **run) -> Row:
-    score, most = (sum(test[key] for test in tests) for key in ("points", "max_points"))
-    report = {"submission": name, "score": score, "max_score": most, "tests": list(tests), "sandbox": {}}
-    environment = {"python": "3.11", "seed": 55}
-    return Row(report | {"environment": environment}, {"notes": [], "unreadable": False, "output": {}, **run})
 
 
 def output(ranks: int, *, alike: bool = False, text: str = "loss 0.7") -> dict:
@@ -79,7 +65,7 @@ def test_a_message_of_a_million_characters_of_any_kind_is_taken_apart_before_the
 
 
 def test_a_student_reads_points_failure_hint_and_how_to_see_it_again():
-    page = text_of(pages.student_page(row(a_test("1.1", "passed"), a_test("2a.3", "wrong", MEAN + SEED)), COURSE))
+    page = text_of(pages.student_page(a_row(a_test("1.1", "passed"), a_test("2a.3", "wrong", MEAN + SEED)), COURSE))
 
     assert "2 of 4 points" in page
     assert "Task 2a: Data parallel with gather and scatter 0 of 2" in page
@@ -90,7 +76,7 @@ def test_a_student_reads_points_failure_hint_and_how_to_see_it_again():
 
 
 def test_bonus_points_are_shown_apart_from_the_others():
-    made = row(a_test("1.1", "passed"))
+    made = a_row(a_test("1.1", "passed"))
     made.report.update({"bonus": 4, "max_bonus": 15})
 
     assert "2 of 2 points and 4 of 15 bonus points" in text_of(pages.student_page(made, COURSE))
@@ -98,7 +84,7 @@ def test_bonus_points_are_shown_apart_from_the_others():
 
 
 def test_tests_that_fail_for_one_reason_are_shown_once_and_the_cause_comes_first():
-    three_failures = row(
+    three_failures = a_row(
         a_test("2a.3", "wrong", "vague words", "test_vague"),
         a_test("2a.3", "wrong", MEAN, "test_mean"),
         a_test("2a.3", "wrong", MEAN.replace("3", "2"), "test_mean_of_two"),
@@ -114,7 +100,7 @@ def test_tests_that_fail_for_one_reason_are_shown_once_and_the_cause_comes_first
 def test_a_region_that_waits_says_for_which_and_what_was_seen():
     message = "depends on region p.1, which does not pass yet. Observed: split_size is the number of examples"
 
-    page = text_of(pages.student_page(row(a_test("p.3", "skipped", message)), COURSE))
+    page = text_of(pages.student_page(a_row(a_test("p.3", "skipped", message)), COURSE))
 
     observation = "Observed so far, while p.1 does not pass: split_size is the number of examples"
     assert "waits for p.1" in page and observation in page
@@ -123,9 +109,9 @@ def test_a_region_that_waits_says_for_which_and_what_was_seen():
 
 def test_regions_that_nobody_has_begun_take_one_line_and_what_is_unreadable_is_said_once():
     untried = (a_test("2b.1", "not attempted", "region 2b.1 is not written yet", f"test_{n}") for n in range(9))
-    unreadable = row(a_test("1.1", "crashed", "no zip"), notes=["cannot be read: no zip"], unreadable=True)
+    unreadable = a_row(a_test("1.1", "crashed", "no zip"), notes=["cannot be read: no zip"], unreadable=True)
 
-    page = text_of(pages.student_page(row(*untried), COURSE))
+    page = text_of(pages.student_page(a_row(*untried), COURSE))
 
     assert "not attempted 9 tests" in page and "not written yet" not in page
     assert text_of(pages.student_page(unreadable, COURSE)).count("no zip") == 1
@@ -135,8 +121,8 @@ def test_regions_that_nobody_has_begun_take_one_line_and_what_is_unreadable_is_s
 def test_what_each_rank_printed_is_shown_once_for_ranks_that_are_alike():
     failed = a_test("2a.3", "crashed", "ranks 0-7 raised")
 
-    differ = text_of(pages.student_page(row(failed, output=output(8)), COURSE))
-    same = text_of(pages.student_page(row(failed, output=output(8, alike=True)), COURSE))
+    differ = text_of(pages.student_page(a_row(failed, output=output(8)), COURSE))
+    same = text_of(pages.student_page(a_row(failed, output=output(8, alike=True)), COURSE))
 
     assert all(f"rank {rank} raised at x.py:3 {rank}: loss 0.7" in differ for rank in range(8))
     assert "ranks 0, 1, 2, 3, 4, 5, 6, 7 raised at x.py:3 loss 0.7" in same
@@ -148,7 +134,7 @@ def test_of_a_progress_bar_the_last_state_is_shown():
 
 @pytest.mark.parametrize("make", ["student", "class"])
 def test_nothing_a_student_wrote_can_act_and_nothing_comes_from_outside(make):
-    hostile = row(a_test("1.1", "wrong", HOSTILE), name=HOSTILE, notes=[HOSTILE], output=output(2, text=HOSTILE))
+    hostile = a_row(a_test("1.1", "wrong", HOSTILE), name=HOSTILE, notes=[HOSTILE], output=output(2, text=HOSTILE))
 
     page = pages.student_page(hostile, COURSE) if make == "student" else pages.class_page([hostile], COURSE, HOSTILE)
 
@@ -159,8 +145,8 @@ def test_nothing_a_student_wrote_can_act_and_nothing_comes_from_outside(make):
 
 
 def test_the_class_page_counts_mistakes_and_links_every_student():
-    rows = [row(a_test("1.2", "wrong", MEAN), name=name) for name in ("ann", "bob & co")]
-    rows.append(row(a_test("1.2", "passed"), name="cy"))
+    rows = [a_row(a_test("1.2", "wrong", MEAN), name=name) for name in ("ann", "bob & co")]
+    rows.append(a_row(a_test("1.2", "passed"), name="cy"))
 
     page = pages.class_page(rows, COURSE, "")
 
@@ -192,7 +178,7 @@ def widths(page: str, folder: Path, width: int) -> dict:
 def test_no_page_is_wider_than_the_window(tmp_path, width, make):
     long = f"{'x' * 400} expected {list(range(200))}, got {'y' * 400}\n{'z' * 500}"
     tests = [a_test("2a.3", "wrong", long), a_test("3.1", "crashed", MEAN, "test_" + "very_long_" * 12)]
-    long_row = row(*tests, name="n" * 80, notes=["m" * 300], output=output(8, text="w" * 300))
+    long_row = a_row(*tests, name="n" * 80, notes=["m" * 300], output=output(8, text="w" * 300))
 
     page = pages.student_page(long_row, COURSE) if make == "student" else pages.class_page([long_row] * 3, COURSE, "")
     measured = widths(page.replace("<details>", "<details open>"), tmp_path, width)

@@ -18,6 +18,7 @@ from staff.grade import result_store
 from staff.grade.class_files import write_class
 from staff.grade.submissions import clean_files, name_all, write_files
 from staff.grade.whole_class import share
+from staff.tests.rows import a_row
 
 HOME = "common/data_partition.py"
 QUICK = "tests/task2b/test_partitions.py::test_a_partition_gives_the_examples_at_its_indices"
@@ -40,9 +41,8 @@ def test_a_part_that_is_none_is_said(part):
 
 
 def kept_row(out: Path, name: str) -> None:
-    report = {"submission": name, "score": 1, "max_score": 2, "tests": [], "environment": {}, "sandbox": {}}
-    run = {"notes": [], "unreadable": False, "peak_pss_mb": 1.0, "wall_s": 1.0, "output": {}, "digest": ""}
-    result_store.keep(out, report, run, "page")
+    row = a_row(name=name, peak_pss_mb=1.0, wall_s=1.0, digest="")
+    result_store.keep(out, row.report, row.run, "page")
 
 
 def test_the_overview_names_what_is_not_graded_yet_and_damaged_results_count_as_that(tmp_path):

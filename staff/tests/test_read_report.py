@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from course.table import load_course
-from staff.grade import gradebook, pages, read_report
+from staff.grade import gradebook, own_texts, pages
 from staff.grade.gradebook import Row
-from staff.grade.own_texts import reason
+from staff.grade.own_texts import read_report, reason
+from staff.tests.rows import a_row, a_test
 
 COURSE = load_course()
 ID = "tests/t.py::test_it_works"
@@ -16,15 +17,14 @@ ID = "tests/t.py::test_it_works"
 
 def reported(folder: Path, message: str = "", ended: str = "returned", stdout: str = "", **more) -> dict:
     """The report as the graders write it, read again."""
-    test = {"id": ID, "task": "1", "region": "1.1", "status": "wrong", "points": 0, "max_points": 2, "message": message}
+    test = a_test("1.1", "wrong", message)
     rank = {"rank": 0, "ended": ended, "stdout": stdout, "stderr": ""}
     (folder / "report.json").write_text(json.dumps({"tests": [test], "output": {ID: [rank]}, **more}))
-    return read_report.read_report(folder / "report.json")
+    return read_report(folder / "report.json")
 
 
 def as_row(result: dict) -> Row:
-    report = {"submission": "x", "score": 0, "max_score": 2, "environment": {}, "sandbox": {}, "tests": result["tests"]}
-    return Row(report, {"notes": [], "unreadable": False, "output": result["output"], "flags": result["flags"]})
+    return a_row(*result["tests"], output=result["output"], flags=result["flags"])
 
 
 @pytest.mark.parametrize("text", ["x" * 900_000, "expected " * 100_000, "a, got b\n" * 100_000])
@@ -50,13 +50,13 @@ def test_every_character_gives_a_report_a_page_and_a_row(tmp_path, text):
 def test_a_report_that_was_cut_off_counts_as_none_and_is_noted(tmp_path, content):
     (tmp_path / "report.json").write_text(content)
 
-    result = read_report.read_report(tmp_path / "report.json")
+    result = read_report(tmp_path / "report.json")
 
     assert (result["tests"], result["output"]) == ([], {}) and "cannot be read" in result["notes"][0]
 
 
 def test_a_report_that_is_too_large_is_not_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(read_report, "LARGEST_REPORT", 100)
+    monkeypatch.setattr(own_texts, "LARGEST_REPORT", 100)
 
     assert "was not read" in reported(tmp_path)["notes"][0]
 

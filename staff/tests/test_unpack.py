@@ -38,13 +38,25 @@ def test_plain_files_come_out_and_hidden_ones_do_not(tmp_path):
     assert notes == ["1 file ignored (hidden files and caches): a/.git/config"]
 
 
-@pytest.mark.parametrize("name", ["../x", "a/../../x", "/tmp/x", "..\\x", "C:\\x"])
-def test_a_name_that_leads_elsewhere_is_refused_and_nothing_stays(tmp_path, name):
+ELSEWHERE = "expected relative paths that stay inside the submission"
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+@pytest.mark.parametrize(
+    "name, message",
+    [
+        *((name, ELSEWHERE) for name in ("../x", "a/../../x", "/tmp/x", "..\\x", "C:\\x")),
+        ("task1/" + "\U00020000" * 100 + ".py", "names of at most 255 bytes"),
+        ("good.py", "every file once"),
+    ],
+)
+def test_a_name_that_no_file_may_have_is_refused_without_a_path_of_ours_and_nothing_stays(tmp_path, name, message):
     path = packed(tmp_path, lambda zip: (zip.writestr("good.py", "x"), zip.writestr(name, "x")))
 
-    with pytest.raises(InputError, match="expected relative paths that stay inside the submission"):
+    with pytest.raises(InputError, match=message) as refused:
         unpack(path, tmp_path / "out")
 
+    assert str(tmp_path) not in str(refused.value)
     assert list((tmp_path / "out").iterdir()) == []
     assert not (tmp_path / "x").exists()
 
@@ -64,7 +76,6 @@ def test_links_and_devices_are_left_out(tmp_path, kind):
         ("MOST_BYTES", 3 << 20, lambda zip: [zip.writestr(f"f{i}", bytes(1 << 20)) for i in range(4)], "3 MiB in all"),
         ("MOST_FILES", 5, lambda zip: [zip.writestr(f"f{i}", "") for i in range(6)], "at most 5 files"),
         ("MOST_ENTRIES", 5, lambda zip: [zip.mkdir(f"f{i}") for i in range(6)], "at most 5 entries"),
-        ("LARGEST_INDEX", 1000, lambda zip: [zip.writestr(f"folder/file{i}", "") for i in range(50)], "entries"),
     ],
 )
 def test_files_bytes_and_entries_are_counted_as_they_come_out(tmp_path, monkeypatch, limit, most, fill, message):
@@ -80,14 +91,6 @@ def test_a_way_of_packing_that_has_no_bound_is_refused(tmp_path):
     path = packed(tmp_path, lambda zip: zip.writestr("f", bytes(1000)), zipfile.ZIP_BZIP2)
 
     with pytest.raises(InputError, match="deflate"):
-        unpack(path, tmp_path / "out")
-
-
-@pytest.mark.filterwarnings("ignore:Duplicate name")
-def test_one_name_twice_is_refused(tmp_path):
-    path = packed(tmp_path, lambda zip: (zip.writestr("a.py", "1"), zip.writestr("a.py", "2")))
-
-    with pytest.raises(InputError, match="every file once"):
         unpack(path, tmp_path / "out")
 
 
@@ -147,12 +150,3 @@ def test_a_hard_link_to_a_file_outside_is_left_out_and_one_inside_is_copied(tmp_
     assert (
         "1 file ignored (hard links to files outside of the submission; copy it with cp -r first): theirs.py" in notes
     )
-
-
-def test_a_name_that_no_file_system_takes_is_refused_without_a_path_of_ours(tmp_path):
-    path = packed(tmp_path, lambda zip: zip.writestr("task1/" + "\U00020000" * 100 + ".py", "x"))
-
-    with pytest.raises(InputError, match="names of at most 255 bytes") as refused:
-        unpack(path, tmp_path / "out")
-
-    assert str(tmp_path) not in str(refused.value)

@@ -49,7 +49,7 @@ class Job(NamedTuple):
 def folder(tmp_path_factory) -> Path:
     """A folder with a class of a solved hand-in and an empty one."""
     folder = tmp_path_factory.mktemp("slurm")
-    for name, content in solved_handout().files.items():
+    for name, content in solved_handout().items():
         path = folder / "class/solved" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
