@@ -140,7 +140,7 @@ def check_order(grade: Grade, ranks: int) -> None:
                 grade.fail(f"{where}has {short(got, 100)}; {words}")
             own, first_got = inputs[rank][number]["ready"], got[: len(ready)]
             mistakes = {
-                "has {got}: the order is the rank's own, not rank 0's":
+                "has {got}: the order is the rank's own, not rank 0's: use what the broadcast has brought":
                     first_got if own and got[: len(own)] == own else None,
                 "has {got}: the order is that of `parameters`, not that in which gradients became ready":
                     everything[: len(ready)],

@@ -239,7 +239,7 @@ def why_stuck(result: Result) -> str:
     if waits := waits_for_held_back(result):
         return (
             f"{waits} while backward still has gradients to compute: a hook must not wait for what it has just sent: "
-            "no wait() and no blocking call (pass async_op=True)"
+            "send with async_op=True, and wait only for an older message, before you send"
         )
     buckets = [[call for call in rank.calls if is_message(call) and call.name != "broadcast"] for rank in result.ranks]
     sent = list(map(len, buckets))

@@ -123,10 +123,10 @@ MISTAKES: dict[str, Callable[[OneParameter], Any]] = {  # mistake -> what it lea
     "every worker still has its own gradient, which was never passed to a collective: do you send param.grad (the "
     "tensors of state_dict() have none), and do you also send the last bucket?":
         lambda g: g.filled(np.inf) if g.was_sent else g.own,
-    "every gradient is {ranks}.000 times the mean on {ranks} workers: did you divide by world_size, and in place "
-    "(/= or div_)?": lambda g: g.all.sum(0),
-    "it is still the worker's own gradient: the result did not get into param.grad (.to(dtype) and .clone() make "
-    "copies: copy the mean back)": lambda g: g.own,
+    "every gradient is {ranks}.000 times the mean on {ranks} workers: did you divide by world_size, as "
+    "dist.get_world_size() gives it, and in place (/= or div_)?": lambda g: g.all.sum(0),
+    "it is still the worker's own gradient: the result did not get into param.grad (.to(dtype), .clone() and "
+    "param.grad / n are new tensors: copy the mean back)": lambda g: g.own,
     "param.grad is the worker's own gradient divided by world_size: nothing was summed": lambda g: g.own / g.ranks,
     "param.grad is rank 0's gradient: it was distributed without averaging": lambda g: g.all[0],
     "rank 0's own gradient is in the sum twice": lambda g: (g.all.sum(0) + g.all[0]) / g.ranks,

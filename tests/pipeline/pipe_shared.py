@@ -126,7 +126,10 @@ def must_meet(grade: Grade, result: Result, why: Callable[[Watched, int], str]) 
         return
     i, j = events[number].data["place"]
     if Watched(events).in_caller:
-        grade.fail(f"partition {j} runs in the caller's thread: put its Task into in_queues[j]")
+        grade.fail(
+            f"partition {j} runs in the caller's thread: put a Task into in_queues[j] whose function calls it, and do "
+            "not call it when you make the Task"
+        )
     start = max((before for before in range(number) if events[before].name == "cycle"), default=-1)
     absent = ", ".join(f"micro-batch {m} in partition {n}" for m, n in events[number].data["missing"])
     grade.fail(

@@ -292,6 +292,8 @@ def check_error(grade: Grade, trouble: int, place: int) -> None:
         "compute returned as if nothing had happened: look at the first half of each result": "nothing",
     }
     advice = "re-raise the original exception object, exc_info[1]"
+    if "unpack" in str(got["words"]):
+        advice = f"look at `success` before you unpack, since a failed task comes with exc_info; {advice}"
     left = "{got} threads are still running after the pipe was deleted: does your code keep a queue or start threads?"
     start = f"partition {trouble} raised Trouble({words!r}), but "
     check(grade, "", got, {"entered": Expected(True, never)})

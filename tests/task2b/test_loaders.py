@@ -222,7 +222,7 @@ def check_no_overlap(grade: Grade) -> None:
         full = [all(len(batch) == total // ranks for batch in one["batches"]) for one in by_rank]
         left_out = length - sum(map(len, first))
         if left_out > min(length % ranks, sum(full)) and length >= ranks:
-            advice = "leave out only a batch that another rank cannot fill"
+            advice = "the ranks need equally many batches, not examples, and the last one may be short"
             grade.fail(f"{what}: {left_out} examples are in no batch; {advice}")
         check_unchanged(grade, by_rank[0]["changed"], "partition_dataset()")
     check_divided_at_random(grade)

@@ -257,7 +257,7 @@ def check_counts(grade: Grade, length: int, sizes: list[float], got: list[int]) 
     gains = [count - share for count, share in zip(got, shares, strict=True)]  # above 0: rounded up
     if any(abs(gain) > 1 - ROUNDING for gain in gains):
         far = max(range(len(gains)), key=lambda k: abs(gains[k]))
-        grade.fail(f"{what}: partition {far} is not its share rounded up or down")
+        grade.fail(f"{what}: partition {far} is not its share rounded up or down (each gets at most one of the rest)")
     up = [k for k, gain in enumerate(gains) if gain > ROUNDING]
     down = [k for k, gain in enumerate(gains) if gain < -ROUNDING]
     for more, less in ((more, less) for more in up for less in down):
