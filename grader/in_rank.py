@@ -28,7 +28,6 @@ from grader.grading import Grade
 from grader.ranks.outcome import Result
 from grader.verdicts import Crashed, Deadlocked, Verdict, Wrong
 
-PROBE = "grader.inside.run_source:run_source"
 Uses = Sequence["Callable[..., Any] | type | str"]  # functions, classes, or paths of whole files
 
 
@@ -109,13 +108,13 @@ def run_to_any_end(
     grade: Grade, function: InRank, inputs: Sequence[Any], payloads: bool = True, **arguments: Any
 ) -> Result:  # fmt: skip
     """Run a function on ranks, and return the result however it ended. With `payloads` it holds what was sent."""
-    return grade.run(PROBE, len(inputs), payloads=payloads, each=list(inputs), **function.arguments(), **arguments)
+    return grade.run(len(inputs), payloads=payloads, each=list(inputs), **function.arguments(), **arguments)
 
 
 def run_alone(grade: Grade, function: InRank, inputs: Sequence[Any], **arguments: Any) -> list[Any]:
     """Return the values of a function in ranks that load no student's file: they may compute what is right."""
     alone = {"file": "", "each": list(inputs), **function.arguments(), **arguments}
-    return list(grade.session.run(PROBE, len(inputs), alone).values)
+    return list(grade.session.run(len(inputs), alone).values)
 
 
 def explained(verdict: Verdict, hints: Mapping[str, str]) -> Verdict:

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from unittest import mock
 
 import pytest
@@ -70,7 +70,6 @@ class OneRun:
     def __init__(self) -> None:
         self.graded = Graded()
         self.too_long = False
-        self.zygote: Any = None
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         name = function_of(report.nodeid)
@@ -88,11 +87,6 @@ class OneRun:
                 if lost := entry.max_points - entry.points:
                     self.graded.points_lost[entry.region] = self.graded.points_lost.get(entry.region, 0) + lost
             self.graded.warned.extend(session.config.stash[grader.WRITTEN].warnings)
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_unconfigure(self) -> None:
-        """Take the zygote out of the way before the graders' plugin ends it: the next tree needs one, too."""
-        self.zygote = STARTER.take()
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
@@ -181,6 +175,7 @@ def grade(tree: Path, tests: Sequence[str], seed: int) -> Graded:
         watch.too_long = True
         pytest.exit(f"the graders have not ended after {LIMIT} s")  # any other exception would only fail a test
 
+    STARTER.lasts = True
     signal.signal(signal.SIGALRM, stop)
     signal.alarm(LIMIT)
     try:
@@ -191,7 +186,6 @@ def grade(tree: Path, tests: Sequence[str], seed: int) -> Graded:
             pytest.main([*options, *tests], plugins=[watch])
     finally:
         signal.alarm(0)
-        STARTER.put(watch.zygote)
         if not gc.get_freeze_count():
             gc.freeze()  # torch and pytest stay: pytest ends each run with two collections, which skip them now
     if watch.too_long:

@@ -6,21 +6,32 @@ import time
 from course.table import load_course
 from grader import ranks
 from grader.grading import Grade, Session
+from grader.in_rank import in_rank
 from staff.handout.regions import replace_body
 from staff.proofs.bank import copy_tree
 
 HEAD = "import os, signal, subprocess, sys, threading, time\nimport torch\nimport torch.distributed as dist\n"
 
 
+@in_rank(join=False)
+def call(context, lesson, _inputs):
+    """Call a function of the student's file, named by the argument `entry`."""
+    return getattr(lesson, context.arguments["entry"])(context)
+
+
+def run_entry(tree, file, world_size, entry="go", deadline=20.0, **arguments):
+    """Run `entry(context)` of a file on these ranks."""
+    arguments = {"each": [None] * world_size, "file": file, "entry": entry} | call.arguments() | arguments
+    return ranks.run(world_size, arguments, deadline=deadline, tree=tree)
+
+
 def player(folder, world_size):
     """A function that runs `go(context)` of a student's file with a given source, which begins in line 4 there."""
 
-    def play(source, world_size=world_size, function="go", deadline=20.0, keep_payloads=False, **arguments):
+    def play(source, world_size=world_size, **arguments):
         (folder / "task").mkdir(exist_ok=True)
         (folder / "task/run.py").write_text(HEAD + textwrap.dedent(source).lstrip("\n"))
-        arguments |= {"file": "task/run.py", "function": function}
-        options = {"deadline": deadline, "tree": folder, "keep_payloads": keep_payloads}
-        return ranks.run("grader.inside.context:call", world_size, arguments, **options)
+        return run_entry(folder, "task/run.py", world_size, **arguments)
 
     return play
 

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from grader import memory_limits, ranks
+from grader import memory_limits
+from tests.own.inline_student import run_entry
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
@@ -18,8 +19,7 @@ def measured(tmp_path, lines, world_size=2, **arguments):
     """The memory of every rank at each point, in MB, and the run."""
     body = "".join(f"    {line}\n" for line in lines.strip().splitlines())
     (tmp_path / "run.py").write_text(f"import torch\ndef go(context):\n    measure = context.measure\n{body}")
-    job = {"file": "run.py", "function": "go", "measures": True} | arguments
-    result = ranks.run("grader.inside.context:call", world_size, job, tree=tmp_path)
+    result = run_entry(tmp_path, "run.py", world_size, measures=True, **arguments)
     return {point: [size / MB for size in taken] for point, taken in result.memory.items()}, result
 
 
@@ -168,8 +168,7 @@ def go(context):
 
 def counted(tmp_path, groups, children, patience):
     (tmp_path / "run.py").write_text(STARTS)
-    arguments = {"file": "run.py", "function": "go", "groups": groups, "patience": patience, "children": children}
-    return ranks.run("grader.inside.context:call", 1, arguments, tree=tmp_path)
+    return run_entry(tmp_path, "run.py", 1, groups=groups, patience=patience, children=children)
 
 
 def test_processes_that_run_at_once_are_counted_and_told(tmp_path):
