@@ -95,14 +95,6 @@ class RankResult:
         return Phrase(self.rank, verb, rest, self.where)
 
 
-class RunError(Exception):
-    """Not every rank returned. The message is `result.explain()`; all else is in `.result`."""
-
-    def __init__(self, result: "Result") -> None:
-        super().__init__(result.explain())
-        self.result = result
-
-
 @dataclass
 class Result:
     """One run: a RankResult per rank, the fault if there was one, and every completed collective as rank -> Call."""
@@ -136,9 +128,9 @@ class Result:
 
     @property
     def values(self) -> list[Any]:
-        """Return what the function returned on each rank. Raises RunError unless every rank returned."""
+        """Return what the function returned on each rank. Raises RuntimeError unless every rank returned."""
         if self.outcome != "returned":
-            raise RunError(self)
+            raise RuntimeError(self.explain())
         return [rank.value for rank in self.ranks]
 
     def explain(self) -> str:

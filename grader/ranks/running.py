@@ -2,7 +2,7 @@
 
     # grader/session.py, runs in the grader; `arguments` are those of grader/in_rank.py
     result = ranks.run(4, arguments, deadline=20, tree=folder)
-    result.values              # what the function returned on each rank; raises RunError with the reason otherwise
+    result.values              # what the function returned on each rank; raises RuntimeError with the reason otherwise
     result.outcome             # returned, raised, killed, exited, mismatch, deadlock or deadline
     result.explain()           # deadlock: rank 0 waits in scatter #2 (lesson.py:88); ranks 1-3 wait in ... (:85)
     result.ranks[1].calls      # its collectives in order: name, number, shape, dtype, sent, received, root, where, ...
@@ -19,11 +19,9 @@ from pathlib import Path
 
 from common.paths import ROOT
 from grader.ranks.one_run import Debug, RankRun
-from grader.ranks.outcome import RankResult, Result, RunError
+from grader.ranks.outcome import Result
 from grader.ranks.zygote_process import ZygoteProcess
 from grader.wire.values import Fields
-
-__all__ = ["RankResult", "Result", "RunError", "run", "start", "stop"]
 
 MAX_RANKS = 8
 

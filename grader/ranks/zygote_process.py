@@ -50,6 +50,8 @@ class ZygoteProcess:
         try:
             return values.receive(self.control)
         except (EOFError, ConnectionError):
+            self.process.kill()
+            self.process.wait()  # the next run asks whether it still lives
             self.errors.seek(0)
             reason = self.errors.read().decode(errors="replace").strip()[-2000:]
             raise RuntimeError(f"the process that starts the ranks has died: {reason or 'no message'}") from None

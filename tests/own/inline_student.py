@@ -1,7 +1,6 @@
 """What the tests of grader/ share: a student's file that is written in the test itself, or one region of the course."""
 
 import textwrap
-import time
 
 from course.table import load_course
 from grader import ranks
@@ -21,7 +20,7 @@ def call(context, lesson, _inputs):
 
 def run_entry(tree, file, world_size, entry="go", deadline=20.0, **arguments):
     """Run `entry(context)` of a file on these ranks."""
-    arguments = {"each": [None] * world_size, "file": file, "entry": entry} | call.arguments() | arguments
+    arguments = {"each": [None] * world_size, "file": file, "entry": entry} | vars(call) | arguments
     return ranks.run(world_size, arguments, deadline=deadline, tree=tree)
 
 
@@ -54,10 +53,3 @@ def view_with(folder, file, region, body):
     solved = path.read_text(encoding="utf-8")
     path.write_text(replace_body(solved, file, region, textwrap.dedent(body).strip() + "\n"), encoding="utf-8")
     return view_of(folder, region)
-
-
-def wait_until(condition, seconds=20):
-    limit = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < limit, "it did not happen"
-        time.sleep(0.01)

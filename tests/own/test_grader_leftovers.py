@@ -10,7 +10,8 @@ import pytest
 
 from common.paths import ROOT
 from grader import ranks
-from tests.own.inline_student import HEAD, wait_until
+from tests.own.inline_student import HEAD
+from tests.own.started_processes import wait_for
 
 pytestmark = pytest.mark.medium
 
@@ -78,7 +79,7 @@ def test_double_forks_new_sessions_and_hopping_processes_are_gone_afterwards(pla
 
 def test_an_interrupt_ends_all_ranks(play, tmp_path, monkeypatch):
     def interrupt(run):
-        wait_until(lambda: ready(tmp_path))
+        wait_for(lambda: ready(tmp_path), "processes of both ranks")
         raise KeyboardInterrupt
 
     monkeypatch.setattr("grader.ranks.one_run.RankRun.result", interrupt)
@@ -97,13 +98,13 @@ def test_ranks_are_gone_when_their_grader_is_killed(tmp_path):
     """
     (tmp_path / "run.py").write_text(HEAD + textwrap.dedent(LEFTOVERS))
     grader = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)])
-    wait_until(lambda: ready(tmp_path), 60)
+    wait_for(lambda: ready(tmp_path), "processes of both ranks")
 
     assert alive(tmp_path) != []
     grader.kill()
     grader.wait()
 
-    wait_until(lambda: alive(tmp_path) == [])
+    wait_for(lambda: alive(tmp_path) == [], "the end of all processes")
 
 
 KILLS_ITS_PARENT = """

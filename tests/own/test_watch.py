@@ -16,7 +16,7 @@ from course.table import load_course
 from grader.report import Entry
 from grader.watch import CLEAR, KEYS, OneGrading, Watch, first_region, keys, show
 from grader.wire.processes import descendants
-from tests.own.inline_student import wait_until
+from tests.own.started_processes import wait_for
 
 pytestmark = pytest.mark.medium
 
@@ -87,7 +87,7 @@ def test_each_save_is_graded_and_a_half_saved_file_and_ctrl_c_do_no_harm_and_not
     assert student.process.wait(30) == 0
     assert not any("Traceback" in line for line in student.lines)
     assert started
-    wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in started))
+    wait_for(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in started), "the end of all processes")
 
 
 def graded(*messages):
@@ -164,7 +164,7 @@ def test_keys_are_read_one_by_one_and_only_when_somebody_asks(monkeypatch):
         with keys() as pressed:
             assert pressed() == ""
             keyboard.write(b"hq")
-            wait_until(lambda: pressed() == "h")
+            wait_for(lambda: pressed() == "h", "the key")
             assert [pressed(), pressed()] == ["q", ""]
 
 
