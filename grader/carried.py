@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 
 from course.table import Course
-from course.todo import Block, find_blocks
+from course.todo import Block
 from grader.grading import Grade
 from grader.plugin import COPIES, SESSION, WRITTEN
+from grader.session import blocks_of
 from grader.verdicts import Verdict
 
 
@@ -56,7 +57,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 def warning(course: Course, tree: Path, script: str, check: Callable[[], None]) -> str:
     """Say what is wrong with the copies in a script; "" if they work, or if their home files are not solved yet."""
-    copies = [(block, home) for block in _blocks(tree, script) if (home := _home(course, tree, script, block))]
+    copies = [(block, home) for block in blocks_of(tree, script) if (home := _home(course, tree, script, block))]
     if not copies or not all(home.attempted for _, home in copies):
         return ""
     files = {block.id: course.regions[block.id].file for block, _ in copies}
@@ -86,16 +87,9 @@ def warning(course: Course, tree: Path, script: str, check: Callable[[], None]) 
     return ""
 
 
-def _blocks(tree: Path, file: str) -> list[Block]:
-    try:
-        return find_blocks((tree / file).read_text(encoding="utf-8"), file)
-    except (OSError, ValueError):
-        return []  # running the file says what is wrong
-
-
 def _home(course: Course, tree: Path, script: str, block: Block) -> Block | None:
     """Return the block that this one is a copy of; None if its home is here."""
     row = course.regions.get(block.id)
     if row is None or row.file == script:
         return None
-    return next((one for one in _blocks(tree, row.file) if (one.id, one.part) == (block.id, block.part)), None)
+    return next((one for one in blocks_of(tree, row.file) if (one.id, one.part) == (block.id, block.part)), None)

@@ -31,17 +31,15 @@ from course.todo import find_blocks
 from grader import ranks
 from grader.inside.debugger import STOPPED
 from grader.messages import name, of_region, prints
-from grader.plugin import ENTRIES, SESSION, WRITTEN
+from grader.plugin import ENTRIES, SESSION, WRITTEN, grade_here
 from grader.ranks.one_run import Debug
 from grader.ranks.outcome import Result
 from grader.ranks.running import STARTER
 from grader.session import Session
 
-ALREADY = "ignore:Module already imported:pytest.PytestWarning"
 # A socket that an interrupt has left open is no news to a student.
-OPTIONS = ("-s", "-p", "no:terminal", "-p", "no:cacheprovider", "-p", "no:unraisableexception", "-W", ALREADY)
+OPTIONS = ("-s", "-p", "no:unraisableexception")
 NO_DEADLINE = 24 * 3600.0  # seconds; a wait of more than 24 days is refused by the system
-LOAD = "grader.inside.context:load"  # the run that only asks whether a file loads
 OWN_STOP = re.compile(r"\bbreakpoint\(|\bset_trace\(")
 
 
@@ -55,13 +53,11 @@ class DebugSession(Session):
         self.stopped, self.quit = False, False
         self.sizes: set[int] = set()  # numbers of ranks that were asked for
 
-    def run(
-        self, probe: str, world_size: int, arguments: dict, deadline: float = 0.0, payloads: bool = False
-    ) -> Result:
-        """Run a probe, with pdb on the chosen rank unless the debugger has stopped in an earlier run."""
-        wanted = probe != LOAD and not self.stopped and self.rank < world_size
+    def run(self, world_size: int, arguments: dict, deadline: float = 0.0, payloads: bool = False) -> Result:
+        """Run a function, with pdb on the chosen rank unless the debugger has stopped in an earlier run."""
+        only_loads = "function" not in arguments
+        wanted = not (only_loads or self.stopped) and self.rank < world_size
         result = STARTER.run(
-            probe,
             world_size,
             arguments,
             deadline=NO_DEADLINE,
@@ -69,7 +65,7 @@ class DebugSession(Session):
             keep_payloads=payloads,
             debug=self.debug if wanted else replace(self.debug, rank=None),
         )
-        if probe != LOAD:
+        if not only_loads:
             self.sizes.add(world_size)
         if not wanted:
             return result
@@ -163,12 +159,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not 0 <= options.rank < ranks.running.MAX_RANKS:
         raise InputError(f"--rank: expected 0 to {ranks.running.MAX_RANKS - 1}, got {options.rank}")
     stops = first_lines(tree, course.regions[options.region].file, options.region)
-    here = [f"--rootdir={ROOT}", "-c", str(ROOT / "pyproject.toml"), str(ROOT / "tests"), f"--tree={tree}"]
     chosen = ["--region", options.region, *(["-k", options.test] if options.test else [])]
     with terminal() as path:
         session = DebugSession(tree, course, options.seed, options.rank, Debug(options.rank, path, stops))
         run = OneDebugging(session)
-        code = pytest.main([*OPTIONS, *here, *chosen], [run])
+        code = grade_here(tree, run, *OPTIONS, *chosen)
     for line in run.lines:
         print(line)
     if code == pytest.ExitCode.NO_TESTS_COLLECTED:

@@ -39,28 +39,15 @@ def _manifest(path: Path) -> dict[str, str]:
         return {}
 
 
-class GivenCommon:
-    """Looks, before each run, whether common/ of a tree is as it was given out: then ranks need not import it anew.
-
-    Files are read again only when one has another time or size. The zygote executes the course's copies and never the
-    tree's, so a change that hides from this look has no effect.
-    """
-
-    def __init__(self, tree: Path, course: Course) -> None:
-        self.tree = tree.resolve()
-        paths = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "common").rglob("*.py"))
-        self.files = [file for file in paths if not course.may_student_change(file)]
-        self._stamps: list[tuple[int, int]] = []
-        self._digest = ""  # of all contents; "" where one is not as it was given out
-
-    def now(self) -> Fields | None:
-        """Return what the zygote needs to import them; None if one of them is missing or changed."""
-        try:
-            stamps = [(stat.st_mtime_ns, stat.st_size) for stat in map(Path.stat, map(self.tree.joinpath, self.files))]
-            if stamps != self._stamps:
-                all_given = all(is_given(self.tree, file) for file in self.files)
-                contents = b"\0".join((self.tree / file).read_bytes() for file in self.files)
-                self._stamps, self._digest = stamps, sha256(contents).hexdigest() if all_given else ""
-        except OSError:
+def given_common(tree: Path, course: Course) -> Fields | None:
+    """Return what the zygote needs to import common/ once for all ranks of a tree; None if a file is missing or
+    changed, so that each rank imports it. The zygote executes the course's copies and never the tree's."""
+    paths = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "common").rglob("*.py"))
+    files = [file for file in paths if not course.may_student_change(file)]
+    try:
+        if not all(is_given(tree, file) for file in files):
             return None
-        return {"tree": str(self.tree), "files": self.files, "digest": self._digest} if self._digest else None
+        contents = b"\0".join((tree / file).read_bytes() for file in files)
+    except OSError:
+        return None
+    return {"tree": str(tree.resolve()), "files": files, "digest": sha256(contents).hexdigest()}

@@ -11,10 +11,10 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from course.todo import Block, find_blocks
+from course.todo import Block
 from grader import imports
 from grader.ranks.outcome import Result
-from grader.session import DEADLINE, Session
+from grader.session import DEADLINE, Session, blocks_of, region_at
 from grader.verdicts import (
     Crashed,
     NotAttempted,
@@ -55,46 +55,31 @@ class Grade:
 
     def check_written(self, *files: str) -> None:
         """Raise Skipped if a region of these files is not written, before a run that would take long to reach it."""
-        for block in (block for file in files for block in self.blocks(file)):
+        for block in (block for file in files for block in blocks_of(self.session.tree, file)):
             if not block.attempted and block.id != self.region:
                 raise builds_on(block.id)
 
     def parts(self) -> list[Block]:
         """Return the parts of this region in its home file."""
-        return [block for block in self.blocks(self.file) if block.id == self.region]
+        return [block for block in blocks_of(self.session.tree, self.file) if block.id == self.region]
 
-    def blocks(self, file: str) -> list[Block]:
-        """Return the regions of a student's file; none if it cannot be read: running it will say what is wrong."""
-        try:
-            return find_blocks((self.session.tree / file).read_text(encoding="utf-8"), file)
-        except (OSError, ValueError):
-            return []
+    def run(self, world_size: int, deadline: float = DEADLINE, payloads: Any = False, **arguments: Any) -> Result:
+        """Run a function on the student's file; how it ended is in the result. The same run is made only once.
 
-    def run(
-        self, probe: str, world_size: int, deadline: float = DEADLINE, payloads: Any = False, **arguments: Any
-    ) -> Result:
-        """Run a probe on the student's file; how it ended is in the result. The same run is made only once.
-
-        A probe is a function of grader/inside/ that every rank calls. With `payloads` the result keeps what each rank
-        passed to its collectives. Raises the verdict at once if the file does not even load.
+        `arguments` say which function, see in_rank.py. With `payloads` the result keeps what each rank passed to its
+        collectives. Raises the verdict at once if the file does not even load.
         """
         arguments = {"file": self.file} | arguments
         self.must_load(str(arguments["file"]))
-        self.last = self.session.run(probe, world_size, arguments, deadline, payloads)
+        self.last = self.session.run(world_size, arguments, deadline, payloads)
         return self.last
 
     def must_load(self, file: str) -> None:
         """Raise the verdict if a file does not even load: then nothing in it earns points."""
         arguments = {"file": file, "preload": imports.libraries(self.session.tree, file, self.session.course)}
-        self.last = self.session.run("grader.inside.context:load", 1, arguments, LOAD_DEADLINE)
+        self.last = self.session.run(1, arguments, LOAD_DEADLINE)
         if verdict := self.verdict(self.last):
             raise type(verdict)(f"{file} cannot be loaded: {verdict}")
-
-    def values(self, probe: str, world_size: int, **arguments: Any) -> list[Any]:
-        """Return what the probe returned on each rank; raise the verdict if it did not return on one."""
-        result = self.run(probe, world_size, **arguments)
-        self.must_return(result)
-        return result.values
 
     def must_return(self, result: Result) -> None:
         if verdict := self.verdict(result):
@@ -122,11 +107,8 @@ class Grade:
     def crashed_in(self, result: Result) -> str:
         """Return the region that holds the innermost of the student's frames; "" if none does."""
         frames = next((rank.error.trace for rank in result.ranks if rank.error and rank.error.trace), [])
-        for frame in reversed(frames):
-            inside = [block.id for block in self.blocks(frame.file) if block.line < frame.line < block.end_line]
-            if inside:
-                return inside[0]
-        return ""
+        regions = (region_at(self.session.tree, f"{frame.file}:{frame.line}") for frame in reversed(frames))
+        return next(filter(None, regions), "")
 
     def lacking(self, result: Result, message: str) -> Verdict:
         """Return a verdict on something missing: why the run ended before it, or else `message`."""

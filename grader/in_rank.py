@@ -28,27 +28,22 @@ from grader.grading import Grade
 from grader.ranks.outcome import Result
 from grader.verdicts import Crashed, Deadlocked, Verdict, Wrong
 
-PROBE = "grader.inside.run_source:run_source"
 Uses = Sequence["Callable[..., Any] | type | str"]  # functions, classes, or paths of whole files
 
 
 @dataclass(frozen=True)
 class InRank:
-    """A function that runs in ranks: its name, the sources that it needs, and how the ranks are prepared for it."""
+    """A function that runs in ranks: its name, the sources that it needs, and how the ranks are prepared for it.
 
-    name: str
+    The fields are arguments of the run, see grader/inside/run_source.py.
+    """
+
+    function: str
     sources: tuple[dict[str, Any], ...]
     preload: tuple[str, ...]
     first: str
     join: bool
     allows: tuple[str, ...]
-
-    def arguments(self) -> dict[str, Any]:
-        """Return the arguments that a rank needs to run this function."""
-        return {
-            "function": self.name, "sources": list(self.sources), "preload": list(self.preload), "first": self.first,
-            "join": self.join, "allows": list(self.allows),
-        }  # fmt: skip
 
 
 def in_rank(
@@ -109,13 +104,13 @@ def run_to_any_end(
     grade: Grade, function: InRank, inputs: Sequence[Any], payloads: bool = True, **arguments: Any
 ) -> Result:  # fmt: skip
     """Run a function on ranks, and return the result however it ended. With `payloads` it holds what was sent."""
-    return grade.run(PROBE, len(inputs), payloads=payloads, each=list(inputs), **function.arguments(), **arguments)
+    return grade.run(len(inputs), payloads=payloads, each=list(inputs), **vars(function), **arguments)
 
 
 def run_alone(grade: Grade, function: InRank, inputs: Sequence[Any], **arguments: Any) -> list[Any]:
     """Return the values of a function in ranks that load no student's file: they may compute what is right."""
-    alone = {"file": "", "each": list(inputs), **function.arguments(), **arguments}
-    return list(grade.session.run(PROBE, len(inputs), alone).values)
+    alone = {"file": "", "each": list(inputs), **vars(function), **arguments}
+    return list(grade.session.run(len(inputs), alone).values)
 
 
 def explained(verdict: Verdict, hints: Mapping[str, str]) -> Verdict:

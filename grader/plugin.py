@@ -12,6 +12,7 @@ import os
 import re
 import sys
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +21,17 @@ import pytest
 
 from common.errors import InputError
 from common.paths import ROOT, atomic_write, cache_dir
+from course.graded_tests import GradedTest
 from course.next_step import next_step
 from course.table import STEPS_OF_A_HINT, Course, load_course
 from grader import messages, ranks, report, tampering
 from grader.grading import Grade, Session
+from grader.ranks.running import STARTER
 from grader.report import Entry
+from grader.selection import narrow
 from grader.verdicts import NotGradedHere, Skipped, Verdict
 from grader.weights import Weights
 
-pytest_plugins = ["grader.selection"]
 SESSION = pytest.StashKey[Session]()
 ENTRIES = pytest.StashKey[dict[str, Entry]]()
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
@@ -76,6 +79,7 @@ def pytest_configure(config: pytest.Config) -> None:
     path = config.getoption("--report") or os.environ.get("COS598D_REPORT") or ""
     config.stash[WRITTEN] = report.Report(path, course.bonus_tasks)
     config.stash[WEIGHTS] = Weights(config.rootpath, course)
+    narrow(config, course)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -109,29 +113,15 @@ def next_hint(course: Course, region: str, kept: Path) -> str:
     return f"{title}\nhint {number} of {STEPS_OF_A_HINT}: {row.hints[number - 1]}"
 
 
-def needs_of(item: pytest.Item) -> tuple[str, ...]:
-    """Return the regions that this test builds on beside those of its own region: whole scripts run many lessons."""
+def mark_of(item: pytest.Item) -> GradedTest:
+    """Return the mark of a graded test; of any other test, one without a region."""
     mark = item.get_closest_marker("graded")
-    return tuple(mark.kwargs.get("needs", ())) if mark else ()
-
-
-def shows_absence(item: pytest.Item) -> bool:
-    """Return whether a test passes for code that does nothing: it counts only beside the region's other tests."""
-    mark = item.get_closest_marker("graded")
-    return bool(mark and mark.kwargs.get("absence"))
+    return GradedTest(*mark.args, **mark.kwargs) if mark else GradedTest("")
 
 
 def not_graded_here(item: pytest.Item) -> NotGradedHere | None:
     """Return the verdict of a test that needs a network if this machine has none of its own to give to its ranks."""
-    mark = item.get_closest_marker("graded")
-    needs = bool(mark and mark.kwargs.get("network"))
-    return NotGradedHere() if needs and item.config.getoption("--no-network") else None
-
-
-def region_of(item: pytest.Item) -> str:
-    """Return the region that a test grades, "" for a test that grades none."""
-    mark = item.get_closest_marker("graded")
-    return str(mark.args[0]) if mark else ""
+    return NotGradedHere() if mark_of(item).network and item.config.getoption("--no-network") else None
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -146,7 +136,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Mark a test with the markers of its region's row in course.toml, by which -m and -k select."""
     course = item.config.stash[SESSION].course
-    if row := course.regions.get(region_of(item)):
+    if row := course.regions.get(mark_of(item).region):
         for name in dict.fromkeys((course.tasks[row.task].marker, row.marker)):
             item.add_marker(name)
 
@@ -155,28 +145,31 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Select the tests of --region, and sort them: a region comes after those that it builds on, and tests of absence
     are the last of their region. So what a test builds on is judged before it runs."""
     wanted, regions = config.getoption("--region"), config.stash[SESSION].course.regions
-    kept = [item for item in items if region_of(item) == wanted or (not wanted and region_of(item) in ("", *regions))]
+    kept = [
+        item
+        for item in items
+        if mark_of(item).region == wanted or (not wanted and mark_of(item).region in ("", *regions))
+    ]
     if len(kept) < len(items):
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
         items[:] = kept
     order = {id: number for number, id in enumerate(config.stash[SESSION].course.in_order_of_needs())}
-    items.sort(key=lambda item: (order.get(region_of(item), -1), shows_absence(item)))
+    items.sort(key=lambda item: (order.get(mark_of(item).region, -1), mark_of(item).absence))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Note all tests to come with their points, and start to load torch in the process that starts the ranks."""
-    graded_items = [(item, region) for item in session.items if (region := region_of(item))]
+    graded_items = [(item, mark) for item in session.items if (mark := mark_of(item)).region]
     course, weights = session.config.stash[SESSION].course, session.config.stash[WEIGHTS]
     to_come = []
-    for item, region in graded_items:
+    for item, mark in graded_items:
         verdict = not_graded_here(item)
         status, message = (verdict.status, str(verdict)) if verdict else (report.PENDING, report.NOT_REACHED)
-        to_come.append(Entry(item.nodeid, course.regions[region].task, region, status, 0, 0, message))
-        mark = item.get_closest_marker("graded")
-        weights.add(item.nodeid, region, mark.kwargs.get("weight", 1) if mark else 1)
+        to_come.append(Entry(item.nodeid, course.regions[mark.region].task, mark.region, status, 0, 0, message))
+        weights.tests[item.nodeid] = mark
     weights.share_out(course, to_come)
     session.config.stash[WRITTEN].expect(to_come)
-    if session.items and all(region_of(item) or item.get_closest_marker("carried") for item in session.items):
+    if session.items and all(mark_of(item).region or item.get_closest_marker("carried") for item in session.items):
         _leave_out_pytests_list(session.config)
     if graded_items and not session.config.option.collectonly:
         ranks.start()
@@ -205,7 +198,7 @@ def changeable(tree: Path, course: Course) -> list[str]:
 @pytest.fixture
 def grade(request: pytest.FixtureRequest) -> Grade:
     """Return the tools of this graded test: its region, the student's file, and runs in ranks."""
-    region = region_of(request.node)
+    region = mark_of(request.node).region
     assert region, "a test that uses `grade` is marked graded(region)"
     return Grade(request.config.stash[SESSION], region, request.node.name, getattr(request.module, "CRASHES", None))
 
@@ -228,7 +221,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Any:
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> Any:
     """Judge a graded test that has run, and let pytest show this verdict."""
     result = yield
-    region = region_of(item)
+    region = mark_of(item).region
     if region and (call.when == "call" or not result.passed):
         result.longrepr = _judge(item, region, call) or result.longrepr
         grade = item.funcargs.get("grade") if isinstance(item, pytest.Function) else None
@@ -250,11 +243,11 @@ def _judge(item: pytest.Item, region: str, call: pytest.CallInfo) -> str:
     elif error is not None:
         status, message = "crashed", f"internal grader error (please report it): {type(error).__name__}: {error}"
     message = clip(message)
-    missing = unpassed(course, region, needs_of(item), entries)
+    missing = unpassed(course, region, mark_of(item).needs, entries)
     if status not in ("passed", "not attempted", Skipped.status, NotGradedHere.status) and missing:
         message = f"depends on region {missing}, which does not pass yet. Observed: {message}"
         status = Skipped.status
-    if status == "passed" and shows_absence(item) and (others := open_tests(region, entries)):
+    if status == "passed" and mark_of(item).absence and (others := open_tests(region, entries)):
         status, message = Skipped.status, not_counted(region, others)
     if status == "passed" and course.carried == "points" and (broken := item.config.stash[COPIES].get(region)):
         status, message = Skipped.status, f"not counted: {broken}"
@@ -289,7 +282,7 @@ def not_counted(region: str, others: list[str]) -> str:
     return f"not counted yet: this test counts only when the other tests of region {region} pass; {others[0]}{rest}"
 
 
-def unpassed(course: Course, region: str, more: tuple[str, ...], entries: dict[str, Entry]) -> str:
+def unpassed(course: Course, region: str, more: Sequence[str], entries: dict[str, Entry]) -> str:
     """Return a region that this one, or one of `more`, builds on and that has a failed test; "" if there is none."""
     failed = {entry.region for entry in entries.values() if entry.status not in ("passed", NotGradedHere.status)}
     return next((need for need in course.all_needs(region, *more) if need in failed - {region}), "")
@@ -321,5 +314,20 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         terminalreporter.line(step)
 
 
+def grade_here(tree: Path, plugin: object, *words: str) -> int:
+    """Run graders in this process without a word; `plugin` takes the verdicts. Return pytest's exit code."""
+    silent = [
+        "-p",
+        "no:terminal",
+        "-p",
+        "no:cacheprovider",
+        "-W",
+        "ignore:Module already imported:pytest.PytestWarning",
+    ]
+    course = [f"--rootdir={ROOT}", "-c", str(ROOT / "pyproject.toml"), str(ROOT / "tests"), f"--tree={tree}"]
+    return pytest.main([*silent, *course, *words], [plugin])
+
+
 def pytest_unconfigure() -> None:
-    ranks.stop()
+    if not STARTER.lasts:
+        ranks.stop()

@@ -1,19 +1,15 @@
 """Decides which test files pytest opens: with --region, or with -m and the course's markers, only those that can match.
 
-The table in course.toml says which files these are. Files of other folders, and files named on the command line, are
-opened in any case. plugin.py selects the tests inside the files.
+The table in course.toml says which files these are. Other folders and files on the command line are opened in any case.
+plugin.py selects the tests inside the files.
 """
 
 import re
-from pathlib import Path
 
 import pytest
 
-from common.errors import InputError
 from common.paths import ROOT
-from course.table import Course, load_course
-
-WANTED = pytest.StashKey[set[str] | None]()
+from course.table import Course
 
 
 def files_to_open(course: Course, region: str | None, markers: str) -> set[str] | None:
@@ -33,22 +29,12 @@ def files_to_open(course: Course, region: str | None, markers: str) -> set[str] 
     return whole.union(*(row.tests for row in rows)) or None
 
 
-@pytest.hookimpl
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out a test file that is beside wanted ones, but is not wanted itself. None lets pytest decide."""
-    if WANTED not in config.stash:
-        config.stash[WANTED] = _wanted(config)
-    wanted = config.stash[WANTED]
-    if wanted is None or collection_path.suffix != ".py" or collection_path.name == "conftest.py":
-        return None
-    folders = {ROOT / Path(file).parts[0] for file in wanted}
-    in_their_folders = not folders.isdisjoint(collection_path.parents)
-    is_wanted = collection_path in {ROOT / file for file in wanted}
-    return True if in_their_folders and not is_wanted else None
-
-
-def _wanted(config: pytest.Config) -> set[str] | None:
-    try:
-        return files_to_open(load_course(), config.getoption("--region"), config.getoption("-m"))
-    except InputError:  # grader/plugin.py reports it
-        return None
+def narrow(config: pytest.Config, course: Course) -> None:
+    """Let pytest open the wanted test files in place of the folders on its command line that hold them."""
+    wanted = files_to_open(course, config.getoption("--region"), config.getoption("-m"))
+    files = sorted(ROOT / file for file in wanted or ())
+    args = []
+    for arg in config.args:
+        folder = (config.invocation_params.dir / arg).resolve()
+        args += [str(file) for file in files if file.is_relative_to(folder)] or [arg]
+    config.args = args

@@ -5,18 +5,19 @@ import os
 import secrets
 from collections import Counter
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
-from common.errors import InputError
 from course.table import Course
-from course.todo import find_blocks
+from course.todo import Block, find_blocks
 from grader import ranks
-from grader.given_files import GivenCommon
+from grader.given_files import given_common
 from grader.ranks.one_run import REFEREE
 from grader.ranks.outcome import Result
 from grader.tampering import Flag
+from grader.wire.values import Fields
 
 DEADLINE = 15.0  # seconds for one run, which takes well under one; more under a slow autograder
 AFTER_TIMEOUTS = (2.0, 1.0)  # seconds, in a region where one run, or more than one, has met its deadline already
@@ -29,7 +30,6 @@ class Session:
 
     def __init__(self, tree: Path, course: Course, seed: int | None = None) -> None:
         self.tree, self.course = tree, course
-        self.common = GivenCommon(tree, course)
         self.seed = secrets.randbits(SEED_BITS) if seed is None else seed
         self.slowness = float(os.environ.get("COS598D_SLOWNESS", "1"))  # a factor for the deadlines
         self.runs: dict[str, Result] = {}
@@ -37,21 +37,22 @@ class Session:
         self.timeouts: Counter[str] = Counter()  # runs that met their deadline, by region
         self.flags: list[Flag] = []  # of runs since somebody last took them
 
-    def run(
-        self, probe: str, world_size: int, arguments: dict, deadline: float = DEADLINE, payloads: bool = False
-    ) -> Result:
+    @cached_property
+    def given(self) -> Fields | None:
+        return given_common(self.tree, self.course)
+
+    def run(self, world_size: int, arguments: dict, deadline: float = DEADLINE, payloads: bool = False) -> Result:
         """Return the result of a run; make it only if it was not made before."""
         sent = {name: value for name, value in arguments.items() if name != REFEREE}
-        key = fingerprint([probe, world_size, payloads, sent])
+        key = fingerprint([world_size, payloads, sent])
         if key not in self.runs:
             result = ranks.run(
-                probe,
                 world_size,
                 arguments,
                 deadline=self._limit(deadline) * self.slowness,
                 tree=self.tree,
                 keep_payloads=payloads,
-                given=self.common.now(),
+                given=self.given,
             )
             self._remember(key, result)
         return self.runs[key]
@@ -63,7 +64,7 @@ class Session:
             self.runs.pop(next(iter(self.runs)))
         self.flags += [flag for rank in result.ranks for flag in rank.flags]
         if result.took_too_long:
-            self.timeouts.update({self.region, *(self._region_at(rank.where) for rank in result.ranks)} - {""})
+            self.timeouts.update({self.region, *(region_at(self.tree, rank.where) for rank in result.ranks)} - {""})
 
     def _limit(self, deadline: float) -> float:
         """Return the seconds for a run: few if this region, or one that it needs, has timed out before."""
@@ -71,18 +72,24 @@ class Session:
         before = max((self.timeouts[region] for region in built_on), default=0)
         return min(deadline, AFTER_TIMEOUTS[min(before, len(AFTER_TIMEOUTS)) - 1]) if before else deadline
 
-    def _region_at(self, where: str) -> str:
-        """Return the region that holds file:line; "" if none does."""
-        file, _, line = where.rpartition(":")
-        try:
-            blocks = find_blocks((self.tree / file).read_text(encoding="utf-8"), file) if file else []
-        except (OSError, ValueError, InputError):
-            blocks = []
-        return next((block.id for block in blocks if block.line < int(line) < block.end_line), "")
-
     def take_flags(self) -> list[Flag]:
         flags, self.flags = self.flags, []
         return flags
+
+
+def blocks_of(tree: Path, file: str) -> list[Block]:
+    """Return the regions of a student's file; none if it cannot be read: running it will say what is wrong."""
+    try:
+        return find_blocks((tree / file).read_text(encoding="utf-8"), file)
+    except (OSError, ValueError):
+        return []
+
+
+def region_at(tree: Path, where: str) -> str:
+    """Return the region that holds file:line; "" if none does."""
+    file, _, line = where.rpartition(":")
+    blocks = blocks_of(tree, file) if file else []
+    return next((block.id for block in blocks if block.line < int(line) < block.end_line), "")
 
 
 def fingerprint(value: object) -> str:

@@ -54,9 +54,6 @@ class NotGradedHere(Verdict):
         )
 
 
-STATUSES = ("passed", *(kind.status for kind in Verdict.__subclasses__()))
-
-
 def verdict_of(result: Result, region: str, known: Mapping[str, str] | None = None) -> Verdict | None:
     """Judge a run that did not return on every rank, or left a message; None if neither. `known`: see crashes.py."""
     if result.outcome == "returned":
@@ -81,13 +78,8 @@ def not_attempted(region: str) -> NotAttempted:
 
 def part_unwritten(region: str, file: str, lines: Sequence[int], parts: int) -> Crashed:
     places = ", ".join(f"{file}:{line}" for line in lines)
-    return Crashed(
-        f"region {region} has {parts} parts, and {len(lines)} of them {_is(lines)} not written yet: {places}"
-    )
-
-
-def _is(things: Sequence[object]) -> str:
-    return "is" if len(things) == 1 else "are"
+    verb = "is" if len(lines) == 1 else "are"
+    return Crashed(f"region {region} has {parts} parts, and {len(lines)} of them {verb} not written yet: {places}")
 
 
 def placeholder_left(region: str, file: str) -> Crashed:

@@ -5,8 +5,8 @@
     python -m grader.watch TASK      # begins with the first open region of this task
 
 The process that starts ranks stays loaded, so a verdict comes about a second after a save. In a terminal there are
-keys: h shows the next hint, a grades the whole task, q quits. Each verdict begins on an empty screen, and has no more
-lines than fit on it. Without a terminal, all lines are printed, one below the other.
+keys: h shows the next hint, a grades the whole task, q quits; Ctrl-C also ends a grading. Each verdict begins on an
+empty screen, and has no more lines than fit on it. Without a terminal, all lines are printed, one below the other.
 """
 
 import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
@@ -20,9 +20,7 @@ import signal
 import sys
 import termios
 import textwrap
-import threading
 import tty
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -35,33 +33,27 @@ from course.next_step import next_region, open_regions, written
 from course.table import Course, load_course
 from grader import ranks
 from grader.messages import Printed, messages
-from grader.plugin import ENTRIES, WRITTEN, next_hint
+from grader.plugin import ENTRIES, WRITTEN, grade_here, next_hint
 from grader.ranks.running import STARTER
-from grader.ranks.zygote_process import ZygoteProcess
 from grader.report import Entry
 
 KEYS = "h: next hint   a: whole task   q: quit"
-OPTIONS = ("-p", "no:terminal", "-p", "no:cacheprovider", "-W", "ignore:Module already imported:pytest.PytestWarning")
 CLEAR = "\x1b[2J\x1b[H"  # the screen, not what one can scroll back to
 LOOK = 200  # milliseconds between two looks at the keyboard
 
 
 class OneGrading:
-    """A plugin of one pytest run: keeps its verdicts, and the zygote for the next run."""
+    """A plugin of one pytest run: keeps its verdicts."""
 
     def __init__(self) -> None:
-        self.zygote: ZygoteProcess | None = None
         self.entries: list[Entry] = []
         self.printed: Printed = {}
         self.warnings: list[str] = []  # of copies of earlier regions
 
-    @pytest.hookimpl(tryfirst=True)
     def pytest_unconfigure(self, config: pytest.Config) -> None:
-        """Take the zygote out of the way before the graders' plugin ends it."""
         self.entries = [*config.stash.get(ENTRIES, {}).values()]
         if WRITTEN in config.stash:
             self.printed, self.warnings = config.stash[WRITTEN].printed, config.stash[WRITTEN].warnings
-        self.zygote = STARTER.take()
 
     @property
     def failed(self) -> list[str]:
@@ -95,11 +87,7 @@ class Watch:
     def grade(self, *selection: str) -> OneGrading:
         """Run graders in this process; return their verdicts."""
         run = OneGrading()
-        try:
-            here = [f"--rootdir={ROOT}", "-c", str(ROOT / "pyproject.toml"), str(ROOT / "tests")]
-            code = pytest.main([*OPTIONS, *here, f"--tree={self.tree}", *selection], [run])
-        finally:
-            STARTER.put(run.zygote)
+        code = grade_here(self.tree, run, *selection)
         if code == pytest.ExitCode.INTERRUPTED:
             raise KeyboardInterrupt  # pytest has taken Ctrl-C for itself
         return run
@@ -192,6 +180,8 @@ class Watch:
                     self.stamps = stamps
                     self.saved()
                 while key := pressed():
+                    if key == "q":
+                        return
                     self.press(key)
 
 
@@ -218,36 +208,17 @@ def show(lines: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def keys() -> Iterator[Callable[[], str]]:
-    """Give a function that returns the next key that was pressed, or "". Afterwards the terminal is as before.
-
-    A thread reads the keys, so that q ends a grading that takes long: it is the same as Ctrl-C.
-    """
+    """Give a function that returns the next key that was pressed, or "". Afterwards the terminal is as before."""
     if not sys.stdin.isatty():
         yield lambda: ""
         return
-    fd = os.dup(sys.stdin.fileno())  # pytest puts something else in its place while it runs
+    fd = sys.stdin.fileno()
     before = termios.tcgetattr(fd)
-    waiting: deque[str] = deque()
-    ended = threading.Event()
-
-    def read() -> None:
-        while not ended.is_set():
-            if select.select([fd], [], [], LOOK / 1000)[0]:
-                key = os.read(fd, 1).decode(errors="replace")
-                if key in ("q", ""):
-                    return os.kill(os.getpid(), signal.SIGINT)
-                waiting.append(key)
-
-    reader = threading.Thread(target=read, daemon=True)
     try:
         tty.setcbreak(fd)
-        reader.start()
-        yield lambda: waiting.popleft() if waiting else ""
+        yield lambda: os.read(fd, 1).decode(errors="replace") if select.select([fd], [], [], 0)[0] else ""
     finally:
-        ended.set()
-        reader.join()
         termios.tcsetattr(fd, termios.TCSADRAIN, before)
-        os.close(fd)
 
 
 def first_region(course: Course, tree: Path, wanted: str) -> tuple[str, str]:
@@ -276,18 +247,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
     course, tree = load_course(), arguments.tree.resolve()
     region, task = first_region(course, tree, arguments.what)
-    interrupted = threading.Event()
+    interrupted = False
 
     def interrupt(*_: object) -> None:
-        interrupted.set()
+        nonlocal interrupted
+        interrupted = True
         raise KeyboardInterrupt
 
     signal.signal(signal.SIGINT, interrupt)
+    STARTER.lasts = True
     ranks.start()
     try:
         Watch(course, tree, region).run(task)
     except BaseException:  # what pytest makes of an interrupt depends on where it comes
-        if not interrupted.is_set():
+        if not interrupted:
             raise
         print()
     finally:

@@ -8,7 +8,7 @@ so only all tests give all points.
 from collections.abc import Iterable
 from pathlib import Path
 
-from course.graded_tests import GradedTest, graded_tests
+from course.graded_tests import graded_tests
 from course.table import Course
 from grader.report import Entry
 
@@ -18,10 +18,6 @@ class Weights:
 
     def __init__(self, root: Path, course: Course) -> None:
         self.tests = graded_tests(root, course)
-
-    def add(self, id: str, region: str, weight: int) -> None:
-        """Take a test of another file, such as a hidden one."""
-        self.tests[id] = GradedTest(region, weight)
 
     def of_region(self, region: str) -> int:
         return sum(test.weight for test in self.tests.values() if test.region == region)

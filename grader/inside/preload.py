@@ -1,16 +1,16 @@
 """Loads modules in the zygote before it forks ranks: first what all ranks need, the rest before the first run with it.
 
-A rank whose probe needs more imports it itself, which costs seconds in each rank.
+A rank that needs more imports it itself, which costs seconds in each rank.
 """
 
 import contextlib
 import gc
 import importlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 
 FIRST = "torch"
 GROUPS = {
-    FIRST: ("torch.utils.data", "numpy.random", "grader.inside.context"),
+    FIRST: ("torch.utils.data", "numpy.random", "grader.inside.run_source"),
     # Any optimizer imports it at its first step, and so does a backward of one's own: 1.5 s in each rank.
     "steps": ("torch._dynamo",),
     # What a script imports at its top, directly or through common/: 0.8 s.
@@ -38,15 +38,6 @@ GROUPS = {
     ),
 }
 MODELS = ("scripts", "steps", "models")
-
-
-def needs(stated: Sequence[str] | None) -> Iterable[str]:
-    """Return the groups that a run needs beside the first one: the stated ones, or all of them.
-
-    `stated`: of a function in a rank, see grader/in_rank.py; of a file to be loaded, see `libraries` in
-    grader/imports.py.
-    """
-    return stated if stated is not None else tuple(GROUPS)
 
 
 def _compile_patterns() -> None:

@@ -19,7 +19,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -27,7 +27,6 @@ from grader.inside import preload
 from grader.inside.find import ROOT, find_function
 from grader.inside.given_modules import GivenModules
 from grader.inside.huge_pages import WORTH_FROM, HugePages
-from grader.inside.printing import Stream
 from grader.wire import values
 from grader.wire.processes import CONFINE, KILL_TIME, PER_RANK, descendants, kill_all, memory
 from grader.wire.values import Fields
@@ -40,7 +39,7 @@ MOST_MEMORY = 1 << 30  # bytes that a rank may take for itself; a right solution
 MAX_NUMBER = 1 << 31  # the number of a process fits into a C int
 
 
-def confine(rank: int, folder: str, probe: str, allows: Sequence[str]) -> None:
+def confine(rank: int, folder: str, allows: Sequence[str]) -> None:
     """Confine a freshly forked rank, before any student code runs in it.
 
     Here: a session of its own, death together with the zygote, no core files, a folder of its own. COS598D_CONFINE
@@ -56,7 +55,7 @@ def confine(rank: int, folder: str, probe: str, allows: Sequence[str]) -> None:
     os.environ["TMPDIR"] = tempfile.tempdir = folder
     function, _, policy = os.environ.pop(CONFINE, "").partition(" ")
     if function:
-        find_function(function)(rank, folder, probe, allows, policy)
+        find_function(function)(rank, folder, allows, policy)
 
 
 def _prctl(option: int, value: int) -> None:
@@ -134,7 +133,7 @@ class Zygote:
         """Fork the ranks. Each gets a temporary folder and its descriptors, which came along with the request."""
         size = request["world_size"]
         _, fds, _, _ = socket.recv_fds(self.control, 1, PER_RANK * size)
-        self._load(preload.needs(request["preload"]), request["probe"], request["given"])
+        self._load(request["preload"], request["given"])
         assert len(os.listdir("/proc/self/task") if sys.platform == "linux" else "1") == 1, "a thread would be lost"
         self.folder = tempfile.mkdtemp(prefix="ranks-")
         if request["measures"]:
@@ -152,7 +151,7 @@ class Zygote:
                 if not self.given.fit(request["given"]):
                     self.given.forget()
                 terminal = request["terminals"].get(str(rank), "")
-                become_rank(rank, folder, request["probe"], request["allows"], terminal, *own_fds)
+                become_rank(rank, folder, request["allows"], terminal, *own_fds)
             self.ranks[pid] = rank
         self.forked += size
         for fd in fds:
@@ -179,14 +178,11 @@ class Zygote:
             self.numbers[pid] = 1 + secrets.randbelow(MAX_NUMBER - 1)
             _send_number(pid, self.numbers[pid])
 
-    def _load(self, needed: Iterable[str], probe: str, given: Fields | None) -> None:
-        """Load the groups that a run needs, if they are not loaded, and its probe."""
+    def _load(self, needed: Sequence[str], given: Fields | None) -> None:
+        """Load the groups that a run needs, if they are not loaded."""
         groups = [group for group in needed if group not in self.loaded]
         for group in groups:
             preload.load(group)
-        if probe.startswith("grader."):
-            find_function(probe)
-        assert self.given.names or "common" not in sys.modules, "a probe's module must not import the tree at its top"
         if "scripts" in needed:
             self.given.load(given)
         if groups:
@@ -212,7 +208,8 @@ class Zygote:
         return sum(max(memory(pid) - self.forked_with, 0) for pid in family)
 
     def end(self, _request: dict) -> None:
-        self.report(kind="gone", left=self.sweep(), children=self.most, numbers=[*self.numbers.values()])
+        self.sweep()
+        self.report(kind="gone", children=self.most, numbers=[*self.numbers.values()])
 
     def reap(self) -> bool:
         """Report every rank that has ended, and wait for dead orphans. Return False once there are no children."""
@@ -226,19 +223,17 @@ class Zygote:
                         self.report(kind="exit", rank=self.ranks.pop(pid), code=os.waitstatus_to_exitcode(status))
         return False
 
-    def sweep(self) -> int:
-        """Kill everything the ranks have started, and remove their folder. Return how many of them were no ranks.
+    def sweep(self) -> None:
+        """Kill everything the ranks have started, and remove their folder.
 
         The zygote is the ancestor of them all, double forks and new sessions included, because it is a subreaper.
         """
-        ranks, killed = set(self.ranks), set[int]()
         limit = time.monotonic() + KILL_TIME
         while self.reap() and time.monotonic() < limit:
-            killed |= kill_all(self.left)
+            kill_all(self.left)
         if self.folder:
             shutil.rmtree(self.folder, ignore_errors=True)
         self.ranks, self.folder = {}, ""
-        return len(killed - ranks)
 
     def left(self) -> set[int]:
         self.reap()
@@ -254,8 +249,7 @@ def limit_memory() -> None:
 
 
 def become_rank(
-    rank: int, folder: str, probe: str, allows: Sequence[str], terminal: str, line: int, stdout: int, stderr: int,
-    stack: int,
+    rank: int, folder: str, allows: Sequence[str], terminal: str, line: int, stdout: int, stderr: int, stack: int
 ) -> NoReturn:  # fmt: skip
     """Run a rank in the forked child: close all that belongs to the zygote, and never return into its loop.
 
@@ -276,14 +270,16 @@ def become_rank(
             if fd not in (line, stack):
                 with contextlib.suppress(OSError):
                     os.close(fd)
-        sys.stdin = open(0, closefd=False)  # noqa: SIM115 (open for the life of the process)
-        sys.stdout, sys.stderr = Stream(1, "stdout", bool(terminal)), Stream(2, "stderr", bool(terminal))
+        sys.stdout, sys.stderr = (  # line by line: a crash loses none
+            open(number, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+            for number in (1, 2)
+        )
         faulthandler.enable(file=stack, all_threads=False)  # where a segmentation fault happened
         faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
-        confine(rank, folder, probe, allows)
-        from grader.inside.context import run_probe
+        confine(rank, folder, allows)
+        from grader.inside.run_source import run_rank
 
-        run_probe(socket.socket(fileno=line))
+        run_rank(socket.socket(fileno=line))
         sys.stdout.flush()
         sys.stderr.flush()
         code = 0

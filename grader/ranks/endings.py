@@ -19,7 +19,6 @@ def rank_result(peer: Peer, broker: Broker, tree: str, unfinished: bool, in_time
     """Return how a rank ended. "stuck" comes first: what it does with the error that ends its wait does not matter."""
     fault = broker.fault
     result = RankResult(peer.rank, "stopped", stdout=peer.stdout.text(), stderr=peer.stderr.text())
-    result.dropped = peer.stdout.dropped + peer.stderr.dropped
     result.events = broker.events[peer.rank]
     result.flags = list(peer.flags)
     for call in result.calls:

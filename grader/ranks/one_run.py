@@ -68,14 +68,14 @@ class RankRun:
         self.flooding: list[Output] = []  # beyond their limit: emptied now and then, and not at every line
         self.over = False  # then what dying ranks send counts no more
         self.kept = 0  # bytes, about
-        self.left: int | None = None  # number of processes that were left over, known when all are gone
+        self.gone = False  # whether all processes of the run have ended
         self.children, self.numbers = -1, frozenset[int]()  # see Result
         self.memory: dict[str, list[int]] = {}  # see Result
         self.measuring = ""  # the point at which all ranks wait
         arguments = job["arguments"]
         self.referee = arguments.get(REFEREE)
-        request = {"probe": job["probe"], "children": arguments.get("children", 0)}
-        request |= {"preload": arguments.get("preload"), "allows": arguments.get("allows", [])}
+        request = {"preload": arguments.get("preload", []), "allows": arguments.get("allows", [])}
+        request["children"] = arguments.get("children", 0)
         request["measures"] = bool(arguments.get("measures"))  # its ranks write no files, see measure in the zygote
         terminals = {str(debug.rank): debug.terminal} if debug else {}
         zygote.request(kind="run", world_size=world_size, terminals=terminals, given=given, **request)
@@ -119,13 +119,12 @@ class RankRun:
         unfinished = {peer.rank for peer in self.peers if peer.code is None}
         self.over = True
         self.zygote.request(kind="end")
-        self._serve(time.monotonic() + END_TIME, lambda: self.left is not None)
+        self._serve(time.monotonic() + END_TIME, lambda: self.gone)
         for output in (output for peer in self.peers for output in peer.outputs):
             while output.read():
                 pass
         ranks = [rank_result(peer, self.broker, self.tree, peer.rank in unfinished, in_time) for peer in self.peers]
-        left, children = self.left or 0, self.children
-        rest = self.deadline, left, self.kept, children, self.numbers, self.referee
+        rest = self.deadline, self.kept, self.children, self.numbers, self.referee
         return Result(ranks, self.broker.fault, self.broker.completed, *rest, self.memory)
 
     def _serve(self, until: float, enough: Callable[[], bool]) -> None:
@@ -164,7 +163,7 @@ class RankRun:
     def _hear_output(self, output: Output) -> None:
         if not output.read():
             self.selector.unregister(output.fd)
-        elif output.dropped:
+        elif output.is_full:
             self.selector.unregister(output.fd)
             self.flooding.append(output)
 
@@ -176,10 +175,10 @@ class RankRun:
             self.selector.unregister(self.zygote.control)
             for peer in self.peers:
                 peer.code = -signal.SIGKILL if peer.code is None else peer.code
-            message = {"kind": "gone", "left": self.zygote.kill_marked()}
+            message = {"kind": "gone"}
             shutil.rmtree(self.folder, ignore_errors=True)
         if message["kind"] == "gone":
-            self.left, self.children = message["left"], message.get("children", -1)
+            self.gone, self.children = True, message.get("children", -1)
             self.numbers = frozenset(message.get("numbers", ()))
             return
         if message["kind"] == "memory":

@@ -27,7 +27,7 @@ class Frame(NamedTuple):
 
 @dataclass
 class Failure:
-    """An exception that left the probe. `during` says what the probe was doing: "loading lesson.py"."""
+    """An exception that left the function in a rank. `during` says what it was doing: "loading lesson.py"."""
 
     type: str
     message: str
@@ -64,7 +64,6 @@ class RankResult:
     where: str = ""  # file:line in the student's tree where it ended, waits or still ran
     stdout: str = ""
     stderr: str = ""
-    dropped: int = 0  # bytes of both that are not kept, at least; see printing.Stream
     events: list[Event] = field(default_factory=list)
     flags: list[Flag] = field(default_factory=list)  # what looks like tampering, see grader/tampering.py
 
@@ -96,14 +95,6 @@ class RankResult:
         return Phrase(self.rank, verb, rest, self.where)
 
 
-class RunError(Exception):
-    """Not every rank returned. The message is `result.explain()`; all else is in `.result`."""
-
-    def __init__(self, result: "Result") -> None:
-        super().__init__(result.explain())
-        self.result = result
-
-
 @dataclass
 class Result:
     """One run: a RankResult per rank, the fault if there was one, and every completed collective as rank -> Call."""
@@ -112,7 +103,6 @@ class Result:
     fault: Fault | None
     collectives: list[dict[int, Call]]
     deadline: float
-    left_running: int = 0  # processes the ranks had started and that still ran at the end; they are gone now
     size: int = 0  # bytes of memory that its values and events take, about
     children: int = 0  # processes that the ranks had at once; the zygote counts them if `children` are asked for
     numbers: frozenset[int] = frozenset()  # the zygote has given each of these processes one of them
@@ -138,9 +128,9 @@ class Result:
 
     @property
     def values(self) -> list[Any]:
-        """Return what the probe returned on each rank. Raises RunError unless every rank returned."""
+        """Return what the function returned on each rank. Raises RuntimeError unless every rank returned."""
         if self.outcome != "returned":
-            raise RunError(self)
+            raise RuntimeError(self.explain())
         return [rank.value for rank in self.ranks]
 
     def explain(self) -> str:

@@ -14,10 +14,10 @@ MAX_OUTPUT = 100_000  # bytes kept of each rank's stdout, and as many of its std
 
 
 class Output:
-    """What a rank writes to one pipe: the beginning is kept, the rest counted."""
+    """What a rank writes to one pipe; only the beginning is kept."""
 
     def __init__(self, fd: int) -> None:
-        self.fd, self.kept, self.dropped = fd, bytearray(), 0
+        self.fd, self.kept = fd, bytearray()
         os.set_blocking(fd, False)
 
     def read(self) -> bool:
@@ -26,10 +26,12 @@ class Output:
             data = os.read(self.fd, 1 << 16)
         except BlockingIOError:
             return False
-        room = MAX_OUTPUT - len(self.kept)
-        self.kept += data[:room]
-        self.dropped += len(data[room:])
+        self.kept += data[: MAX_OUTPUT - len(self.kept)]
         return bool(data)
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.kept) == MAX_OUTPUT
 
     def text(self) -> str:
         return self.kept.decode(errors="replace")

@@ -2,17 +2,13 @@
 
 import contextlib
 import os
-import secrets
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from pathlib import Path
 
 from common.paths import ROOT
 from grader.wire import values
-from grader.wire.processes import kill_all
 
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 ENVIRONMENT = ONE_THREAD | {
@@ -33,13 +29,12 @@ class ZygoteProcess:
         self.control, zygote_end = socket.socketpair()
         code = "import sys; sys.path.append(sys.argv[1]); from grader.inside.zygote import main; main(int(sys.argv[2]))"
         environment = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}
-        self.mark = secrets.token_hex(16)
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the process)
         with zygote_end:
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-c", code, str(ROOT), str(zygote_end.fileno())],
                 pass_fds=[zygote_end.fileno()],
-                env=environment | ENVIRONMENT | {"COS598D_RANKS": self.mark},
+                env=environment | ENVIRONMENT,
                 stdin=subprocess.DEVNULL,
                 stdout=self.errors,
                 stderr=self.errors,
@@ -55,6 +50,8 @@ class ZygoteProcess:
         try:
             return values.receive(self.control)
         except (EOFError, ConnectionError):
+            self.process.kill()
+            self.process.wait()  # the next run asks whether it still lives
             self.errors.seek(0)
             reason = self.errors.read().decode(errors="replace").strip()[-2000:]
             raise RuntimeError(f"the process that starts the ranks has died: {reason or 'no message'}") from None
@@ -70,16 +67,4 @@ class ZygoteProcess:
                 self.process.wait(10)
         self.process.kill()
         self.process.wait()
-        self.kill_marked()
         self.errors.close()
-
-    def kill_marked(self) -> int:
-        """Kill what outlives a killed zygote. Return how many there were."""
-        return len(set().union(*(kill_all(self._marked) for _ in range(10))))  # see kill_all: one look can miss one
-
-    def _marked(self) -> Iterator[int]:
-        """Yield the processes with this zygote's mark in the environment that they or their ancestors started with."""
-        for pid in sorted((int(name) for name in os.listdir("/proc") if name.isdigit()), reverse=True):
-            with contextlib.suppress(OSError):
-                if self.mark.encode() in Path(f"/proc/{pid}/environ").read_bytes():
-                    yield pid

@@ -15,7 +15,7 @@ class CollectiveError(RuntimeError):
 
 
 class Wire:
-    """The rank's end of its socket pair, shared by every process group, spy and probe in the rank."""
+    """The rank's end of its socket pair, shared by all of its process groups and events."""
 
     def __init__(self, connection: socket.socket, sites: Sites) -> None:
         self.pid = os.getpid()

@@ -26,7 +26,7 @@ MAX_STREAM = 1 << 30  # bytes of all messages that one rank may send in a run
 ALIGNMENT = 16  # torch.frombuffer wants its offset to be a multiple of the item size
 LENGTHS = struct.Struct("!II")
 
-Fields = dict[str, Any]  # names and values that cross the boundary: arguments of a probe, and what it reports
+Fields = dict[str, Any]  # names and values that cross the boundary: arguments of a run, and what ranks report
 
 # bfloat16 has no numpy type: it is widened to float32, which holds each of its values exactly.
 DTYPES = (

@@ -79,7 +79,6 @@ class OneRun:
     def __init__(self) -> None:
         self.graded = Graded()
         self.too_long = False
-        self.zygote: Any = None
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         plugin: Any = session.config.pluginmanager.get_plugin("grader.plugin")
@@ -92,11 +91,6 @@ class OneRun:
             if lost := entry.max_points - entry.points:
                 points_lost[entry.region] = points_lost.get(entry.region, 0) + lost
         self.graded.warned.extend(session.config.stash[plugin.WRITTEN].warnings)
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_unconfigure(self) -> None:
-        """Take the zygote out of the way before the graders' plugin ends it: the next tree needs one, too."""
-        self.zygote = STARTER.take()
 
 
 def function_of(nodeid: str) -> str:
@@ -201,6 +195,7 @@ def grade(tree: Path, tests: Sequence[str], seed: int) -> Graded:
         watch.too_long = True
         pytest.exit(f"the graders have not ended after {LIMIT} s")  # any other exception would only fail a test
 
+    STARTER.lasts = True
     signal.signal(signal.SIGALRM, stop)
     signal.alarm(LIMIT)
     code: int | None = None
@@ -212,7 +207,6 @@ def grade(tree: Path, tests: Sequence[str], seed: int) -> Graded:
             code = pytest.main([*options, *tests], plugins=[watch])
     finally:
         signal.alarm(0)
-        STARTER.put(watch.zygote)
         if not gc.get_freeze_count():
             gc.freeze()  # torch and pytest stay: pytest ends each run with two collections, which skip them now
     if watch.too_long:

@@ -21,7 +21,6 @@ import numpy as np
 
 from grader import compare, grading, imports, memory_limits, ranks
 from grader.arithmetic import FLOAT32, Tolerance
-from grader.inside import zygote
 from grader.ranks import broker, one_run, peer, thread_times, zygote_process
 from grader.ranks.outcome import Failure, RankResult, Result
 from grader.wire import values
@@ -76,23 +75,24 @@ class NoWire:
         """Nobody listens."""
 
 
-def _run_here(probe: str, world_size: int, arguments: dict[str, Any], **options: object) -> Result:
+def _run_here(world_size: int, arguments: dict[str, Any], **options: object) -> Result:
     """What ranks.run does, without ranks; the value is whatever object the student's code made."""
     import pytest
 
     from grader.inside.context import Context
+    from grader.inside.run_source import run_source
 
     Context.join = lambda *_: None  # type: ignore[assignment, method-assign]
     tree, results = str(options["tree"]), []
     sys.path.insert(0, tree)
     for rank in range(world_size):
-        job = {"probe": probe, "arguments": arguments, "tree": tree}
+        job = {"arguments": arguments, "tree": tree}
         packed = values.pack(one_run.rank_job(job, rank) | {"world_size": world_size})
         header, body = values.LENGTHS.unpack_from(packed)
         start = values.LENGTHS.size
         own_job = values.unpack(packed[start : start + header], packed[-body:] if body else b"", values.to_tensor)
         try:
-            value = zygote.find_function(probe)(Context(NoWire(), own_job))  # type: ignore[arg-type]
+            value = run_source(Context(NoWire(), own_job))  # type: ignore[arg-type]
             results.append(RankResult(rank, "returned", value))
         except pytest.exit.Exception:
             raise
@@ -152,7 +152,6 @@ def _no_limits_of_messages() -> None:
 def _no_sweep() -> None:
     """Neither the zygote nor the supervisor looks for what is left."""
     _in_the_zygote("grader.inside.zygote", {"kill_all": "lambda _: set()", "KILL_TIME": "1"})
-    replace(zygote_process.ZygoteProcess, "kill_marked", lambda _: 0)
 
 
 def _in_the_zygote(module: str, changes: Mapping[str, str]) -> None:

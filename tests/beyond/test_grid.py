@@ -18,7 +18,7 @@ from grader.wire import drawn
 from tests.beyond.stages_shared import IN_RANK, MODELS, Model, Part, number
 
 if TYPE_CHECKING:  # what a function finds in a rank
-    from grader.inside.tools import Context, copy_of, dist, spy, torch
+    from grader.inside.tools import Context, copy_of, dist, torch
     from tests.beyond.stages_in_rank import gradients, small_gpt2
 
 graded = pytest.mark.graded
@@ -88,7 +88,7 @@ def as_list(ranks: Any) -> Any:
 
 
 def spy_new_group(context: Context) -> None:
-    spy(context.event, dist, "new_group", note=lambda ranks=None, *_, **__: {"ranks": as_list(ranks)})
+    context.spy(dist, "new_group", note=lambda ranks=None, *_, **__: {"ranks": as_list(ranks)})
 
 
 @in_rank(uses=[as_list, spy_new_group], first="spy_new_group")

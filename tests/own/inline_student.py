@@ -1,26 +1,36 @@
 """What the tests of grader/ share: a student's file that is written in the test itself, or one region of the course."""
 
 import textwrap
-import time
 
 from course.table import load_course
 from grader import ranks
 from grader.grading import Grade, Session
+from grader.in_rank import in_rank
 from staff.handout.regions import replace_body
 from staff.proofs.bank import copy_tree
 
 HEAD = "import os, signal, subprocess, sys, threading, time\nimport torch\nimport torch.distributed as dist\n"
 
 
+@in_rank(join=False)
+def call(context, lesson, _inputs):
+    """Call a function of the student's file, named by the argument `entry`."""
+    return getattr(lesson, context.arguments["entry"])(context)
+
+
+def run_entry(tree, file, world_size, entry="go", deadline=20.0, **arguments):
+    """Run `entry(context)` of a file on these ranks."""
+    arguments = {"each": [None] * world_size, "file": file, "entry": entry} | vars(call) | arguments
+    return ranks.run(world_size, arguments, deadline=deadline, tree=tree)
+
+
 def player(folder, world_size):
     """A function that runs `go(context)` of a student's file with a given source, which begins in line 4 there."""
 
-    def play(source, world_size=world_size, function="go", deadline=20.0, keep_payloads=False, **arguments):
+    def play(source, world_size=world_size, **arguments):
         (folder / "task").mkdir(exist_ok=True)
         (folder / "task/run.py").write_text(HEAD + textwrap.dedent(source).lstrip("\n"))
-        arguments |= {"file": "task/run.py", "function": function}
-        options = {"deadline": deadline, "tree": folder, "keep_payloads": keep_payloads}
-        return ranks.run("grader.inside.context:call", world_size, arguments, **options)
+        return run_entry(folder, "task/run.py", world_size, **arguments)
 
     return play
 
@@ -43,10 +53,3 @@ def view_with(folder, file, region, body):
     solved = path.read_text(encoding="utf-8")
     path.write_text(replace_body(solved, file, region, textwrap.dedent(body).strip() + "\n"), encoding="utf-8")
     return view_of(folder, region)
-
-
-def wait_until(condition, seconds=20):
-    limit = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < limit, "it did not happen"
-        time.sleep(0.01)

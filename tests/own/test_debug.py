@@ -18,7 +18,7 @@ from common.paths import ROOT
 from grader import debug
 from grader.inside.debugger import Debugger
 from grader.wire.processes import descendants
-from tests.own.inline_student import wait_until
+from tests.own.started_processes import wait_for
 
 pytestmark = pytest.mark.medium
 
@@ -81,7 +81,7 @@ class Terminal:
             assert time.monotonic() < limit, f"it has not ended: {self.output}"
         _, status = os.waitpid(self.pid, 0)
         self.pid = 0
-        wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in started))
+        wait_for(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in started), "the end of all processes")
         return os.waitstatus_to_exitcode(status), self.output
 
     def close(self):

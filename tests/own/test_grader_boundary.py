@@ -37,7 +37,7 @@ IN_RANKS = [
 ]
 
 
-@pytest.mark.parametrize("function", IN_RANKS, ids=[function.name for function in IN_RANKS])
+@pytest.mark.parametrize("function", IN_RANKS, ids=[function.function for function in IN_RANKS])
 def test_what_a_rank_is_sent_of_a_test_file_holds_no_judge_and_no_test(function):
     """Only definitions, and imports of libraries: names of the grader are for type checkers alone."""
     for source in function.sources:

@@ -113,8 +113,8 @@ EVERY_OPERATION = """
 
 
 def test_every_operation_gives_what_gloo_gives(play, tmp_path):
-    broker = play(EVERY_OPERATION, function="on_broker").values
-    gloo = play(EVERY_OPERATION, function="on_gloo", store=str(tmp_path / "store")).values
+    broker = play(EVERY_OPERATION, entry="on_broker").values
+    gloo = play(EVERY_OPERATION, entry="on_gloo", store=str(tmp_path / "store")).values
 
     for rank in range(3):
         assert broker[rank].keys() == gloo[rank].keys()

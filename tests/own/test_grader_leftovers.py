@@ -10,12 +10,12 @@ import pytest
 
 from common.paths import ROOT
 from grader import ranks
-from tests.own.inline_student import HEAD, wait_until
+from tests.own.inline_student import HEAD
+from tests.own.started_processes import wait_for
 
 pytestmark = pytest.mark.medium
 
 RANKS = 2
-TORCH_ALONE = {"preload": []}  # most tests here end the zygote: the next one loads no more than it needs
 
 
 # Whoever still lives of a rank's processes holds its lock, since all of them have inherited the open file.
@@ -48,8 +48,6 @@ LEFTOVERS = """
         os.read(read, 1)
         with open(name + ".ready", "w") as file:
             file.write(os.getcwd())
-        if context.arguments.get("kill") == context.rank:
-            os.kill(os.getppid(), signal.SIGKILL)
         while context.arguments.get("stay"):
             time.sleep(10)
 """
@@ -72,22 +70,21 @@ def alive(folder):
 
 
 def test_double_forks_new_sessions_and_hopping_processes_are_gone_afterwards(play, tmp_path):
-    result = play(LEFTOVERS, folder=str(tmp_path), **TORCH_ALONE)
+    result = play(LEFTOVERS, folder=str(tmp_path))
 
     assert result.outcome == "returned"
-    assert result.left_running >= 4
     assert ready(tmp_path)
     assert alive(tmp_path) == []
 
 
 def test_an_interrupt_ends_all_ranks(play, tmp_path, monkeypatch):
     def interrupt(run):
-        wait_until(lambda: ready(tmp_path))
+        wait_for(lambda: ready(tmp_path), "processes of both ranks")
         raise KeyboardInterrupt
 
     monkeypatch.setattr("grader.ranks.one_run.RankRun.result", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        play(LEFTOVERS, folder=str(tmp_path), stay=True, **TORCH_ALONE)
+        play(LEFTOVERS, folder=str(tmp_path), stay=True)
 
     assert alive(tmp_path) == []
 
@@ -96,34 +93,41 @@ def test_ranks_are_gone_when_their_grader_is_killed(tmp_path):
     program = f"""
         import sys
         sys.path.insert(0, {str(ROOT)!r})
-        from grader import ranks
-        arguments = {{"file": "run.py", "function": "go", "folder": {str(tmp_path)!r}, "stay": True, "preload": []}}
-        ranks.run("grader.inside.context:call", 2, arguments, tree={str(tmp_path)!r}, deadline=1000)
+        from tests.own.inline_student import run_entry
+        run_entry({str(tmp_path)!r}, "run.py", 2, folder={str(tmp_path)!r}, stay=True, deadline=1000)
     """
     (tmp_path / "run.py").write_text(HEAD + textwrap.dedent(LEFTOVERS))
     grader = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)])
-    wait_until(lambda: ready(tmp_path), 60)
+    wait_for(lambda: ready(tmp_path), "processes of both ranks")
 
     assert alive(tmp_path) != []
     grader.kill()
     grader.wait()
 
-    wait_until(lambda: alive(tmp_path) == [])
+    wait_for(lambda: alive(tmp_path) == [], "the end of all processes")
+
+
+KILLS_ITS_PARENT = """
+    def go(context):
+        with open(context.arguments["folder"] + f"/{context.rank}", "w") as file:
+            file.write(os.getcwd())
+        if context.rank == 1:
+            os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(1000)
+"""
 
 
 def test_a_rank_that_kills_its_parent_ends_this_run_only_and_the_next_has_its_walls(play, tmp_path, monkeypatch):
-    result = play(LEFTOVERS, folder=str(tmp_path), stay=True, kill=1, **TORCH_ALONE)
+    result = play(KILLS_ITS_PARENT, folder=str(tmp_path))
 
     assert [rank.outcome for rank in result.ranks] == ["killed", "killed"]
-    assert not Path((tmp_path / "1.ready").read_text()).exists()
-    wait_until(lambda: alive(tmp_path) == [])  # nobody is left to bury them: we cannot hear when they are quite dead
+    assert not Path((tmp_path / "1").read_text()).exists()
 
     # Walls are built before any student code, also by a new parent; this one does no more than say its arguments.
     monkeypatch.setenv("COS598D_CONFINE", "builtins:print policy")
-    source = "print('loaded')\ndef go(context):\n    return os.getcwd(), 'COS598D_CONFINE' in os.environ\n"
-    result = play(source, **TORCH_ALONE)
+    result = play("print('loaded')\ndef go(context):\n    return os.getcwd(), 'COS598D_CONFINE' in os.environ\n")
     ranks.stop()
     for rank in result.ranks:
         folder, hook_is_known = rank.value
-        assert rank.stdout == f"{rank.rank} {folder} grader.inside.context:call [] policy\nloaded\n"
+        assert rank.stdout == f"{rank.rank} {folder} [] policy\nloaded\n"
         assert not hook_is_known

@@ -62,7 +62,7 @@ def test_a_session_lets_the_oldest_runs_go(tmp_path, monkeypatch):
     monkeypatch.setattr(ranks, "run", lambda *_, **__: large)
 
     for number in range(5):
-        graded.run("grader.inside.context:call", 1, {"number": number})
+        graded.run(1, {"number": number})
 
     assert sum(run.size for run in graded.runs.values()) <= session.MAX_KEPT
 
@@ -99,16 +99,15 @@ def test_a_region_that_timed_out_once_is_not_waited_for_again(tmp_path, monkeypa
     (tmp_path / "task1_single/run_glue.py").write_text("# TODO(cos598d) 1.3: step\nloop()\n# END TODO 1.3\n")
     limits = []
 
-    def run(probe, world_size, arguments, deadline, **_):
+    def run(world_size, arguments, deadline, **_):
         limits.append(deadline)
-        ended = RankResult(0, "deadline", where="task1_single/run_glue.py:2") if "run_source" in probe else None
-        return Result([ended or RankResult(0, "returned")], None, [], deadline)
+        return Result([RankResult(0, "deadline", where="task1_single/run_glue.py:2")], None, [], deadline)
 
     monkeypatch.setattr(ranks, "run", run)
     monkeypatch.setenv("COS598D_SLOWNESS", "3")
     graded = Session(tmp_path, COURSE, 1)
     for region in ("1.2", "1.2", "1.3", "1.4", "2a.1"):
-        Grade(graded, region, "test").session.run("grader.inside.run_source:run_source", 1, {"number": len(limits)})
+        Grade(graded, region, "test").session.run(1, {"number": len(limits)})
 
     assert limits == [45.0, 6.0, 3.0, 3.0, 45.0], "1.4 needs 1.2 and 1.3, 2a.1 needs neither"
     assert set(graded.timeouts) >= {"1.2", "1.3"}, "the region of the test, and that of the line which never ended"

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from grader import memory_limits, ranks
+from grader import memory_limits
+from tests.own.inline_student import run_entry
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
@@ -18,17 +19,16 @@ def measured(tmp_path, lines, world_size=2, **arguments):
     """The memory of every rank at each point, in MB, and the run."""
     body = "".join(f"    {line}\n" for line in lines.strip().splitlines())
     (tmp_path / "run.py").write_text(f"import torch\ndef go(context):\n    measure = context.measure\n{body}")
-    job = {"file": "run.py", "function": "go", "measures": True} | arguments
-    result = ranks.run("grader.inside.context:call", world_size, job, tree=tmp_path)
+    result = run_entry(tmp_path, "run.py", world_size, measures=True, **arguments)
     return {point: [size / MB for size in taken] for point, taken in result.memory.items()}, result
 
 
-def test_a_tensor_counts_when_it_is_written_and_no_more_when_it_is_freed(tmp_path):
+def test_of_each_rank_a_tensor_counts_when_it_is_written_and_no_more_when_it_is_freed(tmp_path):
     memory, result = measured(
         tmp_path,
         f"""
 measure("before")
-kept = [torch.ones({LARGE}) for _ in range(8)]
+kept = [torch.ones({LARGE} * (1 + context.rank)) for _ in range(8)]
 measure("whole")
 del kept[2:]
 measure("two")
@@ -41,14 +41,8 @@ measure("one")
     for rank in range(2):
         before, whole, two, one = (memory[point][rank] for point in ("before", "whole", "two", "one"))
         assert before < 1
-        assert [whole - before, two - before, one - before] == pytest.approx([20.97, 5.24, 2.62], abs=0.3)
-
-
-def test_each_rank_has_a_number_of_its_own(tmp_path):
-    memory, _ = measured(tmp_path, f'kept = torch.ones({LARGE} * (1 + context.rank))\nmeasure("kept")', 3)
-
-    one, two, three = memory["kept"]
-    assert [two - one, three - one] == pytest.approx([2.62, 5.24], abs=0.3)
+        expected = [size * (1 + rank) for size in (20.97, 5.24, 2.62)]
+        assert [whole - before, two - before, one - before] == pytest.approx(expected, abs=0.3)
 
 
 def test_an_answer_that_is_on_its_way_is_read_before_the_look(tmp_path):
@@ -168,8 +162,7 @@ def go(context):
 
 def counted(tmp_path, groups, children, patience):
     (tmp_path / "run.py").write_text(STARTS)
-    arguments = {"file": "run.py", "function": "go", "groups": groups, "patience": patience, "children": children}
-    return ranks.run("grader.inside.context:call", 1, arguments, tree=tmp_path)
+    return run_entry(tmp_path, "run.py", 1, groups=groups, patience=patience, children=children)
 
 
 def test_processes_that_run_at_once_are_counted_and_told(tmp_path):

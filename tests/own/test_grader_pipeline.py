@@ -72,36 +72,6 @@ def test_a_small_model_or_dataset_takes_nothing_that_the_real_one_does_not(stand
     assert parameters(stand_in).items() <= parameters(original).items()
 
 
-# --- counting ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("put", "done", "inside", "waits_for", "nobody"), [
-    ([0, 1], [0], [1], 0, False),  # the caller's result is there, but it has not woken up
-    ([0], [], [0], 0, True),  # the caller waits for a stage that waits
-    ([0, 1], [], [0], 0, False),  # a worker has a task and is not inside a stage
-    ([0], [], [0], None, False),  # the caller does not wait
-])  # fmt: skip
-def test_nobody_else_arrives_once_all_that_could_wait(put, done, inside, waits_for, nobody):
-    """put, done and inside: events, each named by its queue."""
-    progress = watched.Progress()
-    progress.put.update(put)
-    progress.done.update(done)
-    progress.inside = {(number, j): j for number, j in enumerate(inside)}
-    progress.waits_for = waits_for
-
-    assert progress.nobody_else_arrives() is nobody
-
-
-def test_waiting_is_hopeless_when_all_tasks_are_done_and_none_is_left_to_collect():
-    progress = watched.Progress()
-    progress.put.update([0])
-    assert not progress.hopeless(1)
-
-    progress.done.update([0])
-
-    assert progress.hopeless(1) and not progress.hopeless(0)
-
-
 # --- runs -------------------------------------------------------------------------------------------------------------
 
 

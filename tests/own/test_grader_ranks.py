@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from grader import ranks
 from grader.ranks.peer import MAX_OUTPUT
 
 pytestmark = pytest.mark.medium
@@ -40,7 +39,7 @@ def test_every_ending_of_a_rank_is_told_apart(play, source, outcome, words):
     assert [rank.outcome for rank in result.ranks] == [outcome, outcome]
     assert result.outcome == outcome
     assert words in result.explain()
-    with pytest.raises(ranks.RunError):
+    with pytest.raises(RuntimeError):
         _ = result.values
 
 
@@ -112,7 +111,6 @@ def test_output_before_a_crash_is_kept_up_to_a_limit_and_never_blocks_a_rank(pla
         assert rank.stdout.startswith("first\nxxx")
         assert rank.stderr == "error\ufffd"
         assert len(rank.stdout) == MAX_OUTPUT
-        assert rank.dropped == 6 + 3_000_000 - MAX_OUTPUT
 
 
 # --- what a rank is ---------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 from common.paths import ROOT
 from course.table import load_course
 from grader import imports, ranks
-from grader.given_files import GivenCommon
+from grader.given_files import given_common
 from grader.inside import preload
 from grader.inside.huge_pages import SIZE, HugePages
 from grader.selection import files_to_open
@@ -59,8 +59,8 @@ def new_zygote(tmp_path_factory):
         "file": "common/data_partition.py",
         "preload": imports.libraries(ROOT, "common/data_partition.py", COURSE),
     }
-    jobs = (partition, {"file": "run_glue.py"}, partition)
-    return [ranks.run("grader.inside.context:load", 1, job, tree=tree) for job in jobs]
+    jobs = (partition, {"file": "run_glue.py", "preload": ["scripts"]}, partition)
+    return [ranks.run(1, job, tree=tree) for job in jobs]
 
 
 def test_a_run_of_torch_alone_does_not_wait_for_transformers_and_a_later_one_has_it(new_zygote):
@@ -69,10 +69,6 @@ def test_a_run_of_torch_alone_does_not_wait_for_transformers_and_a_later_one_has
     assert alone.outcome == "returned"
     assert "loaded: ['transformers'" in script.explain()
     assert "loaded: ['transformers'" in again.explain()
-
-
-def test_a_run_that_states_no_group_waits_for_all():
-    assert set(preload.needs(None)) == set(preload.GROUPS)
 
 
 def test_loading_a_file_needs_groups_that_exist():
@@ -128,7 +124,7 @@ def change(tree, addition):
 
 def printed(tree, given):
     script = {"file": "run_glue.py", "preload": ["scripts"]}
-    result = ranks.run("grader.inside.context:load", 1, script, tree=tree, given=given)
+    result = ranks.run(1, script, tree=tree, given=given)
     assert result.outcome == "returned", result.explain()
     return result.ranks[0].stdout.split()
 
@@ -137,7 +133,7 @@ def printed(tree, given):
 def first(new_zygote, tmp_path_factory):
     """The first tree with a common/ for the zygote, which keeps its modules; and what a rank printed of them."""
     tree = make_tree(tmp_path_factory.mktemp("first") / "tree")
-    given = GivenCommon(tree, COURSE).now()
+    given = given_common(tree, COURSE)
     record = tree / "common/record.py"
     before = record.read_text()
     change(tree, "MINE = 'mine'")  # after the look
@@ -155,30 +151,26 @@ def test_no_line_of_the_tree_runs_in_the_process_that_forks_ranks(first):
 def test_a_second_tree_imports_its_own(first, tmp_path):
     second = make_tree(tmp_path / "second")
 
-    assert printed(second, GivenCommon(second, COURSE).now())[:3] == ["False", str(second), "ours"]
+    assert printed(second, given_common(second, COURSE))[:3] == ["False", str(second), "ours"]
 
 
-def test_a_rank_starts_with_the_modules_of_an_unchanged_common_and_a_change_between_two_runs_counts(first):
+def test_a_rank_starts_with_the_modules_of_an_unchanged_common_and_a_changed_one_counts(first):
     tree, _ = first
-    common, record = GivenCommon(tree, COURSE), tree / "common/record.py"
-    before = record.read_text()
-    assert printed(tree, common.now())[:3] == ["True", str(tree), "ours"]
+    assert printed(tree, given_common(tree, COURSE))[:3] == ["True", str(tree), "ours"]
 
     change(tree, "MINE = 'mine'")
-    changed = printed(tree, common.now())
-    record.write_text(before)
 
-    assert changed[:3] == ["False", str(tree), "mine"]
-    assert printed(tree, common.now())[:3] == ["True", str(tree), "ours"]
+    assert given_common(tree, COURSE) is None
+    assert printed(tree, None)[:3] == ["False", str(tree), "mine"]
 
 
 def test_a_solved_region_in_common_is_no_change_but_a_missing_file_is(tmp_path):
     tree = make_tree(tmp_path / "tree")
     (tree / "common/data_partition.py").write_text("solved = True\n")
-    assert GivenCommon(tree, COURSE).now() is not None
+    assert given_common(tree, COURSE) is not None
 
     (tree / "common/optim.py").unlink()
-    assert GivenCommon(tree, COURSE).now() is None
+    assert given_common(tree, COURSE) is None
 
 
 # --- the memory of the zygote -----------------------------------------------------------------------------------------

@@ -51,10 +51,10 @@ def planted_checkout(folder: Path, word: str) -> int:
 
 
 def stop_at_the_end_of_a_probe(checkout: Path) -> None:
-    context = checkout / "grader/inside/context.py"
-    text = context.read_text()
+    file = checkout / "grader/inside/run_source.py"
+    text = file.read_text()
     assert text.count(LAST_WORD) == 1, "the line that sends a rank's last message has changed"
-    context.write_text(text.replace(LAST_WORD, STOP + LAST_WORD))
+    file.write_text(text.replace(LAST_WORD, STOP + LAST_WORD))
 
 
 def state_and_parent(pid: int) -> tuple[str, int]:

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 
@@ -17,7 +16,7 @@ from course.table import load_course
 from grader.report import Entry
 from grader.watch import CLEAR, KEYS, OneGrading, Watch, first_region, keys, show
 from grader.wire.processes import descendants
-from tests.own.inline_student import wait_until
+from tests.own.started_processes import wait_for
 
 pytestmark = pytest.mark.medium
 
@@ -88,7 +87,7 @@ def test_each_save_is_graded_and_a_half_saved_file_and_ctrl_c_do_no_harm_and_not
     assert student.process.wait(30) == 0
     assert not any("Traceback" in line for line in student.lines)
     assert started
-    wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in started))
+    wait_for(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in started), "the end of all processes")
 
 
 def graded(*messages):
@@ -158,25 +157,15 @@ def test_what_keys_replace_and_names_of_tests_are_not_printed(watch, capsys):
     assert [words for words in ("--hint", "--region", "--seed", "test_") if words in output] == []
 
 
-def grade_for_long(terminal):
-    """A grading that reads nothing: only the thread that reads the keys can end it."""
-    with keys() as pressed:
-        os.write(terminal, b"h")
-        wait_until(lambda: pressed() == "h")
-        os.write(terminal, b"q")
-        time.sleep(60)
-
-
-def test_q_ends_a_grading_that_takes_long_and_other_keys_wait(monkeypatch):
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored, if tests run in a shell's background
-    master, slave = pty.openpty()
-    try:
-        with os.fdopen(slave, "r") as stdin, os.fdopen(master, "r"):
-            monkeypatch.setattr("sys.stdin", stdin)
-            with pytest.raises(KeyboardInterrupt):
-                grade_for_long(master)
-    finally:
-        signal.signal(signal.SIGINT, before)
+def test_keys_are_read_one_by_one_and_only_when_somebody_asks(monkeypatch):
+    terminal, stdin = pty.openpty()
+    with os.fdopen(stdin, "r") as file, os.fdopen(terminal, "wb", buffering=0) as keyboard:
+        monkeypatch.setattr("sys.stdin", file)
+        with keys() as pressed:
+            assert pressed() == ""
+            keyboard.write(b"hq")
+            wait_for(lambda: pressed() == "h", "the key")
+            assert [pressed(), pressed()] == ["q", ""]
 
 
 def test_it_begins_with_the_region_or_the_task_that_was_asked_for(tmp_path):
