@@ -24,7 +24,6 @@ from dataclasses import replace
 
 from benchmark.cost.calibration import LOOPBACK, Calibration, TransferTimes, interpolate
 from benchmark.cost.simulate import Transfer
-from benchmark.measure.payload import sent as payload
 from cluster.emulate import bits_per_second
 from common.errors import InputError
 from common.flags import LARGEST_SEGMENT, burst_bytes
@@ -38,7 +37,9 @@ LAG_OF_MORE = {"all_to_all": 0.5}
 
 def moved(operation: str, size: float, workers: int) -> float:
     """Return the bytes that one rank sends, as a mean over the ranks; `size`: bytes that it hands in."""
-    return size if operation in ("exchange", "hop") else payload(operation, size, workers)
+    share = (workers - 1) / workers
+    factors = {"all_reduce": 2 * share, "all_gather": workers - 1, "all_to_all": share, "broadcast": share}
+    return factors.get(operation, 1.0) * size
 
 
 def hops(operation: str, workers: int, tree: bool = False) -> int:

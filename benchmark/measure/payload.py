@@ -23,7 +23,7 @@ def passes(name: str, backend: str) -> int:
     return 1 if "reduce_scatter" in name and backend != "gloo" else 2
 
 
-def sent(name: str, size: float, workers: int, backend: str = "gloo") -> float:
+def sent(name: str, size: int, workers: int, backend: str = "gloo") -> float:
     """Bytes out of one worker for one collective, as a mean over the workers."""
     share = size - size / workers  # all but the part that stays
     if name.startswith("all_reduce") or "reduce_scatter" in name:

@@ -1,6 +1,5 @@
 """Predictions from a made-up calibration: their parts, their order, what is refused, and how fast they are."""
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -15,27 +14,14 @@ from benchmark.cost.compute_times import ComputeTimes, combined
 from benchmark.cost.measuring.compute_parts import mean
 from benchmark.cost.predict_step import operations, predict
 from benchmark.cost.programs.program import Start, Wait
-from benchmark.predict import main, parse
+from benchmark.predict import parse
 from benchmark.strategies import STRATEGIES
 from common.errors import InputError
-from tests.own.made_up_calibration import made_up_calibration
 
 ALONE = ("single", "dp")
 PREDICTED = [name for name in STRATEGIES if not name.endswith("_offload")]
 TOGETHER = [name for name in PREDICTED if name not in ALONE]
 WHOLE = [name for name in TOGETHER if not STRATEGIES[name].cuts]
-
-
-@pytest.fixture(scope="module")
-def calibration():
-    return made_up_calibration()
-
-
-@pytest.fixture
-def file(tmp_path, calibration):
-    path = tmp_path / "calibration.json"
-    save(replace(calibration, machine=stored.this_machine()), path)
-    return path
 
 
 def cell(strategy, workers=2, batch=4, model="gpt2-tiny", **where):
@@ -98,6 +84,7 @@ def test_what_many_tensors_need_beyond_their_elements_is_not_counted_for_one(cal
 
     whole = [one.update([weight.elements for weight in weights]) for one in (times, slower)]
     assert whole == pytest.approx([0.008, 0.008])
+    assert 0 < slower.update([weights[-1].elements]) < 0.001
     for_elements = 1e-3 * elements / 1e6
     assert times.update([elements]) == pytest.approx(for_elements + (0.008 - for_elements) / len(weights), rel=0.01)
 
@@ -254,9 +241,9 @@ def test_a_model_that_deepspeed_cannot_keep_whole_is_gathered_twice(calibration)
         (["--calibration", "nowhere.json"], "--calibration: no file nowhere.json; make it with: python -m benchmark.c"),
     ],
 )
-def test_a_question_that_has_no_answer_is_one_clear_line(words, message, file):
+def test_a_question_that_has_no_answer_is_one_clear_line(words, message, calibration_file):
     with pytest.raises(InputError, match=message):
-        parse(["--calibration", str(file), *words])
+        parse(["--calibration", str(calibration_file), *words])
 
 
 @pytest.mark.parametrize(
@@ -284,8 +271,8 @@ def test_a_batch_that_does_not_fit_is_one_clear_line(calibration):
     assert predict(calibration, cell("ddp", batch=1000, memory=16e9)).seconds > 0
 
 
-def test_a_calibration_is_read_as_it_was_written_and_refused_elsewhere_or_damaged(file, calibration):
-    here = replace(calibration, machine=stored.this_machine())
+def test_a_calibration_is_read_as_it_was_written_and_refused_elsewhere_or_damaged(calibration_file, calibration):
+    file, here = calibration_file, replace(calibration, machine=stored.this_machine())
 
     assert load(file) == here
     save(replace(here, machine=here.machine | {"cores": 96}), file)
@@ -312,15 +299,3 @@ def test_a_calibration_is_read_as_it_was_written_and_refused_elsewhere_or_damage
 def test_a_calibration_that_cannot_be_made_is_one_clear_line(words, message):
     with pytest.raises(InputError, match=message):
         parse_calibrate([f"{words[0]}={words[1]}"])
-
-
-def test_the_command_prints_a_table_and_one_json_line(file, monkeypatch, capsys):
-    words = ["--calibration", str(file), "--strategy", "own_zero2", "--rate", "1gbit"]
-    monkeypatch.setattr("sys.argv", ["predict", *words])
-
-    main()
-
-    printed = capsys.readouterr().out
-    assert "own_zero2, gpt2-tiny, 2 workers sharing this machine, 4 x 64 tokens each, link 1gbit" in printed
-    result = json.loads(printed.splitlines()[-1])
-    assert sum(result["parts_ms"].values()) == pytest.approx(result["step_ms"])

@@ -25,7 +25,7 @@ from benchmark.checks.prediction import (
     turns_of,
 )
 from benchmark.cost import calibration as stored
-from benchmark.cost.calibration import EngineTimes, TransferTimes, save
+from benchmark.cost.calibration import EngineTimes, TransferTimes
 from benchmark.cost.cell import Cell
 from benchmark.cost.collective_times import Links, hops, moved, rising
 from benchmark.cost.curve import curve, read_axis, rows
@@ -34,21 +34,8 @@ from benchmark.cost.predicted_timeline import timeline
 from benchmark.tables import SweepRun, markdown
 from common.errors import InputError
 from common.timeline.trace import read_trace
-from tests.own.made_up_calibration import made_up_calibration
 
 pytestmark = pytest.mark.medium
-
-
-@pytest.fixture(scope="module")
-def calibration():
-    return made_up_calibration()
-
-
-@pytest.fixture
-def file(tmp_path, calibration):
-    path = tmp_path / "calibration.json"
-    save(replace(calibration, machine=stored.this_machine()), path)
-    return path
 
 
 # ------------------------------------------------------------------------------------- curves
@@ -107,15 +94,23 @@ def test_points_are_calibrated_or_not_and_have_no_figure_where_they_do_not_fit(c
 
 
 @pytest.fixture
-def run_main(file, monkeypatch, capsys):
+def run_main(calibration_file, monkeypatch, capsys):
     """Run the main of a module with these words and the made-up calibration; return what it prints."""
 
     def run_it(module, *words):
-        monkeypatch.setattr("sys.argv", ["command", "--calibration", str(file), *map(str, words)])
+        monkeypatch.setattr("sys.argv", ["command", "--calibration", str(calibration_file), *map(str, words)])
         module.main()
         return capsys.readouterr().out
 
     return run_it
+
+
+def test_the_command_prints_a_table_and_one_json_line(run_main):
+    printed = run_main(predict_command, "--strategy", "own_zero2", "--rate", "1gbit")
+
+    assert "own_zero2, gpt2-tiny, 2 workers sharing this machine, 4 x 64 tokens each, link 1gbit" in printed
+    result = json.loads(printed.splitlines()[-1])
+    assert sum(result["parts_ms"].values()) == pytest.approx(result["step_ms"])
 
 
 def test_the_command_draws_a_curve(run_main, tmp_path):

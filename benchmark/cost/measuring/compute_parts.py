@@ -39,42 +39,33 @@ class StampedStep:
         alone = replace(settings, strategy="single", world_size=1, rank=0, accumulation=1)
         self.engine = Single(alone, worker, workload.build(alone))
         self.batches = {size: worker.batches(workload.batches(replace(alone, batch_size=size))) for size in batches}
-        self.forward: list[tuple[str, float]] = []
-        self.backward: list[tuple[str, float]] = []
-        self.layers = blocks(self.engine.bare)
-        for i, layer in enumerate(self.layers):
-            layer.register_forward_pre_hook(partial(self._before, i))
-            layer.register_forward_hook(partial(self._after, i))
+        self.ends: dict[str, list[tuple[str, float]]] = {}  # "forward" or "backward" -> its parts, and when each ended
+        layers = blocks(self.engine.bare)
+        layers[0].register_forward_pre_hook(partial(self._note_end, "forward", "before"))
+        # What is between two blocks (a T5's decoder begins so) is counted with the later one.
+        for i, layer in enumerate(layers):
+            layer.register_forward_hook(partial(self._note_end, "forward", f"block {i}"))
         for name, parameter in self.engine.bare.named_parameters():
-            parameter.register_post_accumulate_grad_hook(partial(self._ready, name))
+            parameter.register_post_accumulate_grad_hook(partial(self._note_end, "backward", name))
 
-    def _before(self, i: int, *_: object) -> None:
-        """What is between two blocks (a T5's decoder begins so) is counted with the later one."""
-        if i == 0:
-            self.forward.append(("before", time.perf_counter()))
-
-    def _after(self, i: int, *_: object) -> None:
-        self.forward.append((f"block {i}", time.perf_counter()))
-
-    def _ready(self, name: str, _: nn.Parameter) -> None:
-        self.backward.append((name, time.perf_counter()))
+    def _note_end(self, phase: str, part: str, *_: object) -> None:
+        self.ends[phase].append((part, time.perf_counter()))
 
     def run(self, size: int) -> dict[Part, float]:
         """Take a step with so many examples; return the seconds of its parts."""
         batch = next(self.batches[size])
-        self.forward, self.backward = [], []
+        self.ends = {"forward": [], "backward": []}
         begin = time.perf_counter()
         loss = self.engine.forward(batch)
         middle = time.perf_counter()
-        self.forward.append(("after", middle))
         self.engine.backward(loss, last=True)
         end = time.perf_counter()
         self.engine.step(self.engine.settings.learning_rate)
         done = time.perf_counter()
         seconds: dict[Part, float] = {}
         for phase, since, stamps in (
-            ("forward", begin, self.forward),
-            ("backward", middle, [*self.backward, ("tail", end)]),
+            ("forward", begin, [*self.ends["forward"], ("after", middle)]),
+            ("backward", middle, [*self.ends["backward"], ("tail", end)]),
             ("optimizer", end, [("", done)]),
         ):
             for name, moment in stamps:
