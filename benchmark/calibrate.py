@@ -31,9 +31,9 @@ from tqdm.auto import tqdm
 from benchmark.cost import calibration as stored
 from benchmark.cost.calibration import LOOPBACK, Calibration
 from benchmark.cost.collective_times import moved
-from benchmark.cost.measuring.plan import CalibrationPlan, Turn
+from benchmark.cost.measuring.plan import CalibrationPlan
 from benchmark.engines.operators import called_every, compile_operators
-from benchmark.measure.output import text_table
+from benchmark.measure.output import rows_table
 from benchmark.names import command_parser, models_of, names_of, numbers_of
 from benchmark.strategies import STRATEGIES
 from benchmark.workers import on_emulated_nodes, start_workers
@@ -53,7 +53,7 @@ def sizes_for(link: str) -> list[int]:
     return [size for size in SIZES if size <= most]
 
 
-def execute(plan: CalibrationPlan, workers: int, flags: list[str]) -> dict[str, list[dict[str, Any]]]:
+def execute(plan: CalibrationPlan, workers: int, flags: list[str]) -> Calibration:
     """Run a plan on `workers` workers, here or on emulated nodes; return what they measured."""
     about = START + plan.seconds * (bool(plan.sizes) + bool(plan.models) + bool(plan.turns))
     with tempfile.TemporaryDirectory() as folder, clock(f"{plan.link}, {workers} workers", about):
@@ -66,8 +66,7 @@ def execute(plan: CalibrationPlan, workers: int, flags: list[str]) -> dict[str, 
             code = on_emulated_nodes(MODULE, workers, words, plan.link)
         if code:
             raise InputError(f"calibration of {plan.link} failed with exit code {code}; its messages are above")
-        measured: dict[str, list[dict[str, Any]]] = json.loads(result.read_text())
-        return measured
+        return stored.read(result)
 
 
 @contextmanager
@@ -79,15 +78,14 @@ def clock(what: str, about: float) -> Iterator[None]:
             yield
 
 
-def merge(calibration: Calibration, measured: dict[str, list[dict[str, Any]]]) -> Calibration:
+def merge(calibration: Calibration, measured: Calibration) -> Calibration:
     """Return the calibration with what was measured; an entry replaces an older one of the same thing."""
     lists: dict[str, Any] = {}
-    for name, read in stored.READ.items():
-        fresh = [read(entry) for entry in measured[name]]
+    for name in stored.READ:
+        fresh = getattr(measured, name)
         names = {identity(entry) for entry in fresh}
         lists[name] = [entry for entry in getattr(calibration, name) if identity(entry) not in names] + fresh
-    now = stored.empty()
-    return replace(calibration, **lists, date=now.date, load=now.load)
+    return replace(calibration, **lists, date=measured.date, load=measured.load)
 
 
 def identity(entry: Any) -> tuple:
@@ -101,23 +99,24 @@ def table(calibration: Calibration) -> str:
 
     busbw: what a rank sends in a second, as nccl-tests define it.
     """
-    profiles: list[list[object]] = [
-        ["model", "length", "batch", "workers", "forward ms", "backward ms", "optimizer ms"]
-    ]
-    for one in calibration.profiles:
-        parts = (sum(one.forward.values()), sum(one.backward.values()) + one.tail, one.optimizer)
-        about = (Path(one.model).name, one.length, one.batch, one.workers)
-        profiles.append([*about, *(1e3 * seconds for seconds in parts)])
-    links: list[list[object]] = [["link", "operation", "workers", "least ms", "largest MB", "ms", "busbw Mbit/s"]]
+    rows: list[dict[str, Any]] = [
+        {
+            "model": Path(one.model).name, "length": one.length, "batch": one.batch, "workers": one.workers,
+            "forward ms": 1e3 * sum(one.forward.values()),
+            "backward ms": 1e3 * (sum(one.backward.values()) + one.tail),
+            "optimizer ms": 1e3 * one.optimizer,
+        }
+        for one in calibration.profiles
+    ]  # fmt: skip
     for sent in calibration.transfers:
         size, seconds = sent.bytes[-1], sent.seconds[-1]
-        busbw = 8 * moved(sent.operation, size, sent.workers) / seconds / 1e6
-        times = (1e3 * sent.seconds[0], size / 1e6, 1e3 * seconds, busbw)
-        links.append([sent.link, sent.operation, sent.workers, *times])
-    engines: list[list[object]] = [["engine", "model", "batch", "workers", "ms per step"]]
+        about = {"link": sent.link, "operation": sent.operation, "workers": sent.workers}
+        times = {"least ms": 1e3 * sent.seconds[0], "largest MB": size / 1e6, "ms": 1e3 * seconds}
+        rows.append(about | times | {"busbw Mbit/s": 8 * moved(sent.operation, size, sent.workers) / seconds / 1e6})
     for e in calibration.engines:
-        engines.append([e.strategy, Path(e.model).name, e.batch, e.workers, 1e3 * e.seconds])
-    return "\n\n".join(text_table(rows, 3) for rows in (profiles, links, engines) if len(rows) > 1)
+        about = {"engine": e.strategy, "model": Path(e.model).name, "batch": e.batch, "workers": e.workers}
+        rows.append(about | {"ms per step": 1e3 * e.seconds})
+    return rows_table(rows)
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -164,7 +163,7 @@ def calibrated(calibration: Calibration, arguments: argparse.Namespace) -> Itera
     for count in several if LOOPBACK in arguments.links else []:
         for labels in together(arguments.strategies, count):
             engines = [(label, arguments.engine_batch) for label in labels]
-            turns = [Turn(model, engines) for model in arguments.models]
+            turns = [(model, engines) for model in arguments.models]
             seconds = arguments.seconds * len(labels) / max(1, len(arguments.strategies)) / len(turns)
             plan = CalibrationPlan(turns=turns, seconds=seconds)
             calibration = merge(calibration, execute(plan, count, flags))

@@ -24,9 +24,8 @@ from typing import Any
 
 from benchmark.cost import calibration as stored
 from benchmark.cost import curve
-from benchmark.cost.calibration import Calibration
 from benchmark.cost.cell import Cell
-from benchmark.cost.predict_step import Prediction, Surroundings, predict
+from benchmark.cost.predict_step import Prediction, predict
 from benchmark.names import MODELS, check_model, command_parser
 from benchmark.strategies import STRATEGIES
 from cluster.emulate import bits_per_second
@@ -40,11 +39,11 @@ UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 def table(prediction: Prediction) -> str:
     """For people."""
-    cell, where = prediction.cell, prediction.where
-    cores = "sharing this machine" if where.cores is None else f"with {where.cores} cores each"
+    cell = prediction.cell
+    cores = "sharing this machine" if cell.cores is None else f"with {cell.cores} cores each"
     lines = [
         f"{cell.strategy}, {Path(cell.model).name}, {cell.workers} workers {cores}, {cell.batch} x {cell.length} "
-        f"tokens each, link {where.rate or 'loopback'}" + (f" + {where.latency * 1e6:g} us" if where.latency else ""),
+        f"tokens each, link {cell.rate or 'loopback'}" + (f" + {cell.latency * 1e6:g} us" if cell.latency else ""),
     ]
     if prediction.is_range:
         lines.append(f"  {'step':<16}{prediction.least * 1e3:>12.0f} to {prediction.seconds * 1e3:.0f} ms")
@@ -70,9 +69,6 @@ def as_dict(prediction: Prediction) -> dict[str, Any]:
     """Return the figures for the last line: seconds in ms, bytes in bytes."""
     return {
         "cell": vars(prediction.cell),
-        "rate": prediction.where.rate,
-        "latency_s": prediction.where.latency,
-        "cores": prediction.where.cores,
         **prediction.times(),
         **({} if prediction.is_range else {"parts_ms": {k: v * 1e3 for k, v in prediction.parts.items()}}),
         "sent": {name: {"calls": calls, "bytes": size} for name, (calls, size) in prediction.sent.items()},
@@ -83,26 +79,19 @@ def as_dict(prediction: Prediction) -> dict[str, Any]:
     }
 
 
-def seconds_of(word: str, flag: str = "--latency") -> float:
-    """Return a time such as 50us in seconds; raises InputError."""
+def seconds_of(word: str) -> float:
+    """Return a --latency such as 50us in seconds; raises InputError."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)(us|ms|s)", word)
     if not match:
-        raise InputError(f"{flag}: expected a number with us, ms or s such as 50us; got {word!r}")
+        raise InputError(f"--latency: expected a number with us, ms or s such as 50us; got {word!r}")
     return float(match[1]) * UNITS[match[2]]
 
 
-def surroundings(arguments: argparse.Namespace, calibration: Calibration, workers: int) -> Surroundings:
-    """Return where the step is taken: more workers than were calibrated have machines of their own."""
-    known = max((profile.workers for profile in calibration.profiles), default=1)
-    cores = arguments.cores or (int(calibration.machine["cores"]) if workers > known else None)
-    memory = None if arguments.memory_gb is None else arguments.memory_gb * 1e9
-    return Surroundings(arguments.rate, seconds_of(arguments.latency), cores, memory)
-
-
 def parse(argv: list[str]) -> argparse.Namespace:
-    """Return the flags, with cell, surroundings (where), calibration (known) and axis of what is asked.
+    """Return the flags, with cell, calibration (known) and axis of what is asked.
 
-    Raises InputError for anything that cannot be predicted.
+    Of more workers than were calibrated, each has a machine of its own. Raises InputError for anything that cannot be
+    predicted.
     """
     parser = command_parser("predict", __doc__)
     add = parser.add_argument
@@ -120,7 +109,6 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add("--timeline", type=Path, help="write the step's timeline to this folder: timeline.png, .html, trace.json")
     add("--sweep", help="a curve: workers=1..4096, batch=1..128 or rate=100mbit,1gbit")
     add("--picture", type=Path, default=PICTURE, help="of the curve (%(default)s)")
-    add("--json", action="store_true", help="print the figures as one JSON object, and no table")
     arguments = parser.parse_args(argv)
     check_at_least(arguments, 1, "workers", "batch_size", *(["cores"] if arguments.cores is not None else []))
     check_at_least(arguments, 8, "length")
@@ -138,10 +126,20 @@ def parse(argv: list[str]) -> argparse.Namespace:
         raise InputError("--timeline: shows one step, and --sweep predicts many; leave one of them out")
     axis, places = arguments.axis = curve.read_axis(arguments.sweep) if arguments.sweep else ("", [])
     known = arguments.known = stored.load(arguments.calibration)
-    place = (arguments.strategy, arguments.model, arguments.workers, arguments.batch_size, arguments.length)
-    arguments.cell = Cell(*place, int(arguments.bucket_mb * 2**20))
     most = max([arguments.workers, *map(int, places if axis == "workers" else [])])
-    arguments.where = surroundings(arguments, known, most)
+    has_own_cores = most > max((profile.workers for profile in known.profiles), default=1)
+    arguments.cell = Cell(
+        arguments.strategy,
+        arguments.model,
+        arguments.workers,
+        arguments.batch_size,
+        arguments.length,
+        bucket_bytes=int(arguments.bucket_mb * 2**20),
+        rate=arguments.rate,
+        latency=seconds_of(arguments.latency),
+        cores=arguments.cores or (int(known.machine["cores"]) if has_own_cores else None),
+        memory=None if arguments.memory_gb is None else arguments.memory_gb * 1e9,
+    )
     return arguments
 
 
@@ -165,12 +163,11 @@ def write_timeline(prediction: Prediction, folder: Path) -> None:
 def show_curve(question: argparse.Namespace) -> dict[str, Any]:
     """Print the table of a sweep and draw its curve; return its figures."""
     axis, places = question.axis
-    points = curve.curve(question.known, question.cell, question.where, axis, places)
+    points = curve.curve(question.known, question.cell, axis, places)
     title = f"{question.cell.strategy}, {Path(question.cell.model).name}, predicted"
     curve.draw(axis, points, title, question.picture)
-    if not question.json:
-        print(curve.table(axis, points))
-    return {"axis": axis, "points": curve.rows(points), "sentence": curve.sentence(axis, points)}
+    print(curve.table(points))
+    return {"axis": axis, "points": curve.rows(points)}
 
 
 def main() -> None:
@@ -178,9 +175,8 @@ def main() -> None:
     if question.sweep is not None:
         print(json.dumps(show_curve(question)))
         return
-    prediction = predict(question.known, question.cell, question.where)
-    if not question.json:
-        print(table(prediction))
+    prediction = predict(question.known, question.cell)
+    print(table(prediction))
     if question.timeline is not None:
         write_timeline(prediction, question.timeline)
     print(json.dumps(as_dict(prediction)))

@@ -298,11 +298,11 @@ def fill(arguments: argparse.Namespace) -> dict[str, Rows]:
     """Write latency and mem with predictions where nothing was run."""
     from benchmark.cost import calibration as stored  # here: they load numpy
     from benchmark.cost.cell import Cell
-    from benchmark.cost.predict_step import Surroundings, predict
+    from benchmark.cost.predict_step import predict
 
     folder, calibration = arguments.folder, stored.load(arguments.calibration)
     runs = read_runs(folder) if folder.is_dir() and any(folder.glob("*-b*-w*")) else {}
-    where = Surroundings(memory=None if arguments.memory_gb is None else arguments.memory_gb * 1e9)
+    memory = None if arguments.memory_gb is None else arguments.memory_gb * 1e9
     cells = [
         SweepRun(strategy, model, batch, arguments.workers)
         for strategy in arguments.strategies for model in arguments.models for batch in arguments.batch_sizes
@@ -311,9 +311,9 @@ def fill(arguments: argparse.Namespace) -> dict[str, Rows]:
     def text(run: SweepRun, name: str) -> str:
         if measured := cell(FIGURES[name](runs.get(run, {})), missing=""):
             return measured
-        place = Cell(run.strategy, run.model, run.workers, run.batch_size, arguments.length)
+        place = Cell(run.strategy, run.model, run.workers, run.batch_size, arguments.length, memory=memory)
         try:
-            prediction = predict(calibration, place, where)
+            prediction = predict(calibration, place)
         except InputError as error:
             reason = next((words for words in ("does not fit", "not predicted") if words in str(error)), "")
             if not reason:

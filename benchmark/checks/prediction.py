@@ -13,34 +13,34 @@ of calibrated steps would say: the nearest one times batch and parameters, and m
 the rate. Prints every cell, then the errors over all cells and over those with each thing that was not calibrated.
 
 Exit code 0 only if the mean error is at most 8 %, the largest 20 %, and the mean at most half of the naive one. --quick
-runs three cells on loopback and judges nothing. The last line is one JSON object.
+runs three cells on loopback and judges nothing. The last line is one JSON object; errors are in percent.
 """
 
 import argparse
 import hashlib
-import json
 import random
 import statistics
-import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from itertools import product
 from pathlib import Path
-from typing import Any
 
 from benchmark.calibrate import calibrated, execute, together
 from benchmark.calibrate import parse as parse_calibration
+from benchmark.checks.check import Row, check_parser, run_parts
 from benchmark.cost import calibration as stored
 from benchmark.cost.architecture import describe
 from benchmark.cost.calibration import LOOPBACK, Calibration, EngineTimes
 from benchmark.cost.cell import Cell
 from benchmark.cost.collective_times import Links, moved
 from benchmark.cost.measuring.plan import CalibrationPlan, Turn
-from benchmark.cost.predict_step import Prediction, Surroundings, predict
+from benchmark.cost.predict_step import Prediction, predict
 from benchmark.engines.operators import compile_operators
-from benchmark.measure.machine import environment
 from benchmark.strategies import STRATEGIES
 from cluster.emulate import bits_per_second
-from common.errors import InputError, exit_on_input_error
+from common.errors import exit_on_input_error
+from common.flags import positive
 
 # What is calibrated, and what never is.
 KNOWN: dict[str, tuple] = {
@@ -61,74 +61,40 @@ BATCHES, CALIBRATED, LENGTH = (2, 3, 6), (1, 2, 4, 8), 64
 KEPT = stored.DEFAULT.with_name("checked_calibration.json")
 COMPUTE, ENGINES, LINK = 18, 6, 4  # times --seconds: computing and each number's engines; a launch's cells; a link
 QUICK = ("ddp", "own_overlap", "own_zero2")
-MEAN, LARGEST, OF_NAIVE = 0.08, 0.20, 0.5
+MEAN, LARGEST, OF_NAIVE = 8, 20, 0.5  # percent; of the naive error
 
 
-@dataclass(frozen=True)
-class Place:
-    """A cell and its link."""
-
-    cell: Cell
-    link: str
-
-    @property
-    def name(self) -> str:
-        cell = self.cell
-        return f"{cell.strategy}, {cell.model}, {cell.workers} x {cell.batch}, {self.link}"
-
-    @property
-    def new(self) -> list[str]:
-        """What of this place is never calibrated."""
-        values = {**asdict(self.cell), "link": self.link}
-        return [name for name, never in NEW.items() if values[name] in never]
+def link_of(cell: Cell) -> str:
+    return cell.rate or LOOPBACK
 
 
-@dataclass(frozen=True)
-class ComparedCell:
-    """A place, in seconds: measured (both times together), predicted, naive; `twice`: the two apart, relative."""
-
-    place: Place
-    measured: float
-    twice: float
-    predicted: Prediction
-    naive: float
-
-    @property
-    def error(self) -> float:
-        return self.predicted.seconds / self.measured - 1
-
-    @property
-    def naive_error(self) -> float:
-        return self.naive / self.measured - 1
+def never_calibrated(cell: Cell) -> list[str]:
+    """What of this cell is never calibrated."""
+    values = {**asdict(cell), "link": link_of(cell)}
+    return [name for name, never in NEW.items() if values[name] in never]
 
 
-def all_places() -> list[Place]:
+def all_cells() -> list[Cell]:
     """Every cell that can run."""
-    places = []
+    cells = []
     strategies, models, workers, links = (KNOWN[name] + NEW[name] for name in KNOWN)
-    for link, count, model, batch, strategy in (
-        (k, w, m, b, s) for k in links for w in workers for m in models for b in BATCHES for s in strategies
-    ):
+    for link, count, model, batch, strategy in product(links, workers, models, BATCHES, strategies):
         cuts = STRATEGIES[strategy].cuts
         if cuts and (model.startswith("t5") or (cuts == "tensor" and describe(model, LENGTH).n_heads % count)):
             continue  # only GPT-2 is cut, and each worker needs as many of its heads
-        places.append(Place(Cell(strategy, model, count, batch, LENGTH), link))
-    return places
+        cells.append(Cell(strategy, model, count, batch, LENGTH, rate=None if link == LOOPBACK else link))
+    return cells
 
 
-def draw(count: int, seed: object) -> list[Place]:
-    """Draw so many places, as many of each link and number of workers as can be."""
-    generator = random.Random(str(seed))
-    groups: dict[tuple[str, int], list[Place]] = {}
-    for place in all_places():
-        groups.setdefault((place.link, place.cell.workers), []).append(place)
-    for group in groups.values():
-        generator.shuffle(group)
-    places: list[Place] = []
-    while len(places) < count and any(groups.values()):
-        for group in groups.values():
-            places += [group.pop()] if group and len(places) < count else []
-    return places
+def draw(count: int, seed: object) -> list[Cell]:
+    """Draw so many cells, as many of each link and number of workers as can be."""
+    cells, turns, drawn = all_cells(), list[int](), Counter[tuple]()
+    random.Random(str(seed)).shuffle(cells)
+    for cell in cells:
+        drawn[cell.rate, cell.workers] += 1
+        turns.append(drawn[cell.rate, cell.workers])
+    in_turn = sorted(zip(turns, cells, strict=True), key=lambda pair: pair[0])
+    return [cell for _, cell in in_turn[:count]]
 
 
 def state_of_the_model() -> str:
@@ -137,39 +103,54 @@ def state_of_the_model() -> str:
     return hashlib.sha256(b"\0".join(texts)).hexdigest()[:12]
 
 
-def measure(places: Sequence[Place], link: str, workers: int, seconds: float) -> list[EngineTimes]:
-    """Run the places, for so many seconds in all; return the times of all engines."""
+def measure(cells: Sequence[Cell], link: str, workers: int, seconds: float) -> list[EngineTimes]:
+    """Run the cells, for so many seconds in all; return the times of all engines."""
     times = []
-    for labels in (groups := together(list(dict.fromkeys(place.cell.strategy for place in places)), workers)):
-        turns = turns_of(places, labels)
+    for labels in (groups := together(list(dict.fromkeys(cell.strategy for cell in cells)), workers)):
+        turns = turns_of(cells, labels)
         plan = CalibrationPlan(link=link, turns=turns, seconds=seconds / len(groups) / len(turns))
-        entries = execute(plan, workers, ["--length", str(LENGTH)])["engines"]
-        times += [stored.READ["engines"](entry) for entry in entries]
+        times += execute(plan, workers, ["--length", str(LENGTH)]).engines
     return times
 
 
-def turns_of(places: Sequence[Place], labels: Sequence[str]) -> list[Turn]:
-    """What is resident together: of one model, all places with one of these strategies, each twice."""
-    cells = [place.cell for place in places if place.cell.strategy in labels]
-    again = [(c.model, (label, c.batch)) for c in cells for label in (c.strategy, f"{c.strategy} again")]
-    return [Turn(model, [e for m, e in again if m == model]) for model in dict.fromkeys(cell.model for cell in cells)]
+def turns_of(cells: Sequence[Cell], labels: Sequence[str]) -> list[Turn]:
+    """What is resident together: of one model, all cells with one of these strategies, each twice."""
+    again: dict[str, list[tuple[str, int]]] = {}
+    for cell in cells:
+        if cell.strategy in labels:
+            twice = [(cell.strategy, cell.batch), (f"{cell.strategy} again", cell.batch)]
+            again.setdefault(cell.model, []).extend(twice)
+    return list(again.items())
 
 
-def compared(calibration: Calibration, place: Place, measured: Sequence[EngineTimes]) -> ComparedCell | None:
-    """Predict a place from the calibration alone; None if it cannot run here."""
-    cell = place.cell
+def compared(calibration: Calibration, cell: Cell, measured: Sequence[EngineTimes]) -> Row | None:
+    """Return the row of a cell, which is predicted from the calibration alone; None if it cannot run here."""
     took = {(entry.strategy, entry.batch): entry.seconds for entry in measured if entry.model == cell.model}
     first, again = (took.get((name, cell.batch)) for name in (cell.strategy, f"{cell.strategy} again"))
     if first is None or again is None:
         return None
-    prediction = predict(calibration, cell, Surroundings(None if place.link == LOOPBACK else place.link))
-    naive_seconds = naive(calibration, place, prediction)
-    return ComparedCell(place, (first + again) / 2, abs(again / first - 1), prediction, naive_seconds)
+    prediction = predict(calibration, cell)
+    part, part_seconds = max(prediction.parts.items(), key=lambda item: item[1])
+    seconds = (first + again) / 2
+    return {
+        "strategy": cell.strategy,
+        "model": cell.model,
+        "workers": cell.workers,
+        "batch": cell.batch,
+        "link": link_of(cell),
+        "measured ms": 1e3 * seconds,
+        "predicted ms": 1e3 * prediction.seconds,
+        "error": 100 * (prediction.seconds / seconds - 1),
+        "naive": 100 * (naive(calibration, prediction) / seconds - 1),
+        "A/A": 100 * abs(again / first - 1),
+        "largest part": f"{part} {part_seconds / prediction.seconds:.0%}",
+        "never calibrated": ", ".join(never_calibrated(cell)),
+    }
 
 
-def naive(calibration: Calibration, place: Place, prediction: Prediction) -> float:
+def naive(calibration: Calibration, prediction: Prediction) -> float:
     """The nearest calibrated step, times examples and parameters, and every message one after the other."""
-    cell = place.cell
+    cell = prediction.cell
     near = min(
         calibration.profiles,
         key=lambda p: (p.model != cell.model, abs(p.workers - cell.workers), abs(p.batch - cell.batch)),
@@ -178,24 +159,24 @@ def naive(calibration: Calibration, place: Place, prediction: Prediction) -> flo
     links = Links(calibration)
     latency, large = links.transfer("hop", 4, 2).latency, 2**24
     rate = moved("all_reduce", large, 2) / links.transfer("all_reduce", large, 2).flow
-    if place.link != LOOPBACK:
-        rate = bits_per_second(place.link) / 8
+    if cell.rate is not None:
+        rate = bits_per_second(cell.rate) / 8
     messages = sum(calls for calls, _ in prediction.sent.values())
     return near.seconds * cell.batch / near.batch * size + messages * latency + prediction.sent_bytes / rate
 
 
-def calibrate(places: Sequence[Place], seconds: float) -> Calibration:
-    """Calibrate what these places are predicted from, afresh."""
-    cells = [{**asdict(place.cell), "link": place.link} for place in places]
+def calibrate(cells: Sequence[Cell], seconds: float) -> Calibration:
+    """Calibrate what these cells are predicted from, afresh."""
+    figures = [{**asdict(cell), "link": link_of(cell)} for cell in cells]
     needed = {
-        name: [value for value in values if any(cell[name] in (value, *NEW[name]) for cell in cells)]
+        name: [value for value in values if any(figure[name] in (value, *NEW[name]) for figure in figures)]
         for name, values in KNOWN.items()
     }
     compute = {
         "models": needed["model"], "workers": [1, *needed["workers"]], "strategies": needed["strategy"],
         "batches": CALIBRATED, "engine_batch": [4], "length": [LENGTH], "seconds": [COMPUTE * seconds],
     }  # fmt: skip
-    compile_operators([*needed["strategy"], *(place.cell.strategy for place in places)], no_cuda=True)
+    compile_operators([*needed["strategy"], *(cell.strategy for cell in cells)], no_cuda=True)
     calibration = extended(stored.empty(), compute)
     for link in needed["link"]:
         if link != LOOPBACK:
@@ -210,80 +191,52 @@ def extended(calibration: Calibration, flags: Mapping[str, Iterable[object]]) ->
     return list(calibrated(calibration, parse_calibration(words)))[-1]
 
 
-def compare(places: Sequence[Place], seconds: float) -> list[ComparedCell]:
-    """Calibrate, then measure, link by link; prints each row as soon as it is there."""
-    calibration = calibrate(places, seconds)
-    stored.save(calibration, KEPT)
-    heads = f"{'measured':>10}{'predicted':>11}{'error':>8}{'naive':>8}{'A/A':>8}"
-    print(f"{'strategy, model, workers x batch, link':<44}{heads}  never calibrated")
-    rows = []
-    for link, count in dict.fromkeys((place.link, place.cell.workers) for place in places):
-        here = [place for place in places if (place.link, place.cell.workers) == (link, count)]
-        measured = measure(here, link, count, ENGINES * seconds)
-        new_rows = [row for row in (compared(calibration, place, measured) for place in here) if row]
-        for row in new_rows:
-            times = f"{row.measured * 1e3:>10.1f}{row.predicted.seconds * 1e3:>11.1f}"
-            errors = f"{row.error:>8.1%}{row.naive_error:>8.0%}{row.twice:>8.1%}"
-            print(f"{row.place.name:<44}{times}{errors}  {', '.join(row.place.new)}", flush=True)
-        rows += new_rows
-    return rows
-
-
-def errors(rows: Sequence[ComparedCell]) -> dict[str, Any]:
-    """Mean, median and largest error, and the naive ones."""
-    model_errors, naive_errors = ([abs(getattr(row, name)) for row in rows] for name in ("error", "naive_error"))
+def errors(what: str, rows: Sequence[Row]) -> Row:
+    """Return the errors of these cells, and the naive ones."""
+    sizes = [abs(row["error"]) for row in rows]
     return {
+        "of": what,
         "cells": len(rows),
-        "mean_error": statistics.fmean(model_errors),
-        "median_error": statistics.median(model_errors),
-        "largest_error": max(model_errors),
-        "naive_mean_error": statistics.fmean(naive_errors),
-        "mean_a_a_error": statistics.fmean(row.twice for row in rows),
+        "mean": statistics.fmean(sizes),
+        "median": statistics.median(sizes),
+        "largest": max(sizes),
+        "naive": statistics.fmean(abs(row["naive"]) for row in rows),
+        "A/A": statistics.fmean(row["A/A"] for row in rows),
     }
 
 
-def summary(rows: Sequence[ComparedCell]) -> dict[str, Any]:
-    """The figures of all rows, and of those with something that was never calibrated."""
-    figures, worst = errors(rows), max(rows, key=lambda row: abs(row.error))
-    parts = {f"another {name}": [row for row in rows if name in row.place.new] for name in NEW}
-    parts["all of it calibrated"] = [row for row in rows if not row.place.new]
-    part, seconds = max(worst.predicted.parts.items(), key=lambda item: item[1])
-    good = figures["mean_error"] <= min(MEAN, OF_NAIVE * figures["naive_mean_error"])
-    return {
-        **figures,
-        "by_what_is_new": {name: errors(part) for name, part in parts.items() if part},
-        "worst": f"{worst.place.name}: {part} is {seconds / worst.predicted.seconds:.0%} of the predicted step",
-        "holds": good and figures["largest_error"] <= LARGEST,
-    }
+def summary(rows: Sequence[Row]) -> list[Row]:
+    """Return the errors of all cells, which are judged, and of those with something that was never calibrated."""
+    parts = {f"another {name}": [row for row in rows if name in row["never calibrated"]] for name in NEW}
+    parts["all of it calibrated"] = [row for row in rows if not row["never calibrated"]]
+    judged = errors("all", rows)
+    good = judged["mean"] <= min(MEAN, OF_NAIVE * judged["naive"]) and judged["largest"] <= LARGEST
+    return [judged | {"holds": good}, *(errors(what, part) for what, part in parts.items() if part)]
+
+
+def cells(flags: argparse.Namespace) -> list[Row]:
+    """Calibrate, then measure, link by link."""
+    state = state_of_the_model()
+    drawn = draw(flags.cells, state)
+    if flags.quick:
+        drawn = [Cell(name, "gpt2-tiny", 2, 2, LENGTH) for name in QUICK]
+    calibration = calibrate(drawn, flags.seconds)
+    stored.save(calibration, KEPT)
+    rows: list[Row] = []
+    for link, count in dict.fromkeys((link_of(cell), cell.workers) for cell in drawn):
+        here = [cell for cell in drawn if (link_of(cell), cell.workers) == (link, count)]
+        measured = measure(here, link, count, ENGINES * flags.seconds)
+        rows += [row for cell in here if (row := compared(calibration, cell, measured))]
+    figures = summary(rows)
+    figures[0]["holds"] |= flags.quick
+    return [*rows, *figures, {"state of the model": state}]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cells", type=int, default=60, help="so many are drawn (60)")
+    parser = check_parser("checks.prediction", __doc__)
+    parser.add_argument("--cells", type=positive, default=60, help="so many are drawn (60)")
     parser.add_argument("--seconds", type=float, default=2.0, help="unit: 18 for computing, 6 for a launch (2)")
-    parser.add_argument("--quick", action="store_true", help="three cells, nothing is judged")
-    arguments = parser.parse_args()
-    if arguments.cells < 1:
-        raise InputError(f"--cells: expected 1 or more, got {arguments.cells}")
-    state = state_of_the_model()
-    places = draw(arguments.cells, state)
-    if arguments.quick:
-        places = [Place(Cell(name, "gpt2-tiny", 2, 2, LENGTH), LOOPBACK) for name in QUICK]
-    rows = compare(places, 0.5 if arguments.quick else arguments.seconds)
-    result = summary(rows)
-    print(f"\n{'':<24}{'cells':>6}{'mean':>8}{'median':>8}{'largest':>9}{'naive':>8}{'A/A':>8}")
-    for name, part in ({"all": result} | result["by_what_is_new"]).items():
-        figures = f"{part['mean_error']:>8.1%}{part['median_error']:>8.1%}{part['largest_error']:>9.1%}"
-        simple = f"{part['naive_mean_error']:>8.1%}{part['mean_a_a_error']:>8.1%}"
-        print(f"{name:<24}{part['cells']:>6}{figures}{simple}")
-    print(f"worst: {result['worst']}")
-    cells = [
-        {**asdict(row.place.cell), "link": row.place.link, "measured_s": row.measured, "error": row.error,
-         "naive_error": row.naive_error, "predicted_s": row.predicted.seconds, "a_a_error": row.twice,
-         "parts_s": row.predicted.parts, "notes": row.predicted.notes} for row in rows
-    ]  # fmt: skip
-    print(json.dumps({**result, "state_of_the_model": state, "rows": cells, "environment": environment()}))
-    sys.exit(0 if result["holds"] or arguments.quick else 1)
+    run_parts(parser, {"cells": cells}, seconds=0.5)
 
 
 if __name__ == "__main__":

@@ -62,10 +62,6 @@ class Architecture:
     def bytes(self) -> int:
         return BYTES * self.elements
 
-    @property
-    def units(self) -> list[str]:
-        return list(self.flops)
-
     def of_block(self, block: int | None) -> list[Weight]:
         """Return the weights of a block; None: those of the root."""
         return [weight for weight in self.weights if weight.block == block]

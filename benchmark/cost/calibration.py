@@ -6,7 +6,8 @@ A calibration belongs to one machine and to the versions of the libraries: other
 import json
 import os
 import socket
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -76,6 +77,25 @@ class TransferTimes:
     cpu: list[float]
     wire: list[float] = field(default_factory=list)
 
+    @property
+    def latency(self) -> float:
+        return self.seconds[0]
+
+    @property
+    def latency_of_all_hops(self) -> float:
+        """Return the latency of an operation with bytes in every hop: gloo's all_reduce of few numbers has fewer hops.
+
+        The line through the second and the third size gives it, at 0 bytes.
+        """
+        if len(self.bytes) < 3:
+            return self.latency
+        (second, third), (sooner, later) = self.bytes[1:3], self.seconds[1:3]
+        return max(self.latency, sooner - second * (later - sooner) / (third - second))
+
+    def flow(self, size: float) -> float:
+        """Return the seconds that `size` bytes take beyond the latency."""
+        return max(0.0, interpolate(self.bytes, self.seconds, size) - self.latency)
+
 
 @dataclass(frozen=True)
 class EngineTimes:
@@ -119,19 +139,19 @@ READ: dict[str, Callable[[dict[str, Any]], Any]] = {
 }
 
 
+def interpolate(places: Sequence[int], values: Sequence[float], place: float) -> float:
+    """Return the value at `place`: a straight line between neighbours, and the last one beyond the end."""
+    if len(places) == 1 or place <= places[0]:
+        return values[0]
+    i = min(bisect_left(places, place), len(places) - 1)
+    slope = (values[i] - values[i - 1]) / (places[i] - places[i - 1])
+    return values[i] + slope * (place - places[i])
+
+
 def this_machine() -> dict[str, Any]:
-    """Return what identifies a machine, as far as speed depends on it."""
+    """Return what identifies a machine, as far as the speed of its processors depends on it."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return {"host": socket.gethostname(), "processor": processor(), "cores": cores, "gpu": _gpu()}
-
-
-def _gpu() -> str | None:
-    """The first GPU's name, as its driver says it: torch would take seconds to load."""
-    for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
-        for line in file.read_text().splitlines():
-            if line.startswith("Model:"):
-                return line.partition(":")[2].strip()
-    return None
+    return {"host": socket.gethostname(), "processor": processor(), "cores": cores}
 
 
 def empty() -> Calibration:
@@ -147,25 +167,32 @@ def save(calibration: Calibration, path: Path) -> None:
         json.dump(asdict(calibration), file, indent=1)
 
 
-def load(path: Path, machine: dict[str, Any] | None = None, versions: dict[str, str] | None = None) -> Calibration:
+def load(path: Path) -> Calibration:
     """Read a calibration; raises InputError if it is missing, damaged, or of another machine or other versions."""
     if not path.exists():
         raise InputError(f"--calibration: no file {path}; make it with: python -m benchmark.calibrate")
     try:
-        content = json.loads(path.read_text())
-        for name, read in READ.items():
-            content[name] = [read(entry) for entry in content[name]]
-        calibration = Calibration(**content)
+        calibration = read(path)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(
             f"--calibration: {path} is damaged ({error}); run python -m benchmark.calibrate again"
         ) from error
-    expected = {"machine": machine or this_machine(), "version": versions or these_versions()}
-    for what, have in (("machine", calibration.machine), ("version", calibration.versions)):
-        for name in {**expected[what], **have}:
-            if have.get(name) != expected[what].get(name):
+    for what, here, there in (
+        ("machine", this_machine(), calibration.machine),
+        ("version", these_versions(), calibration.versions),
+    ):
+        for name, expected in here.items():
+            if there.get(name) != expected:
                 raise InputError(
-                    f"--calibration: {path} is of another {what}: expected {name} {expected[what].get(name)}, "
-                    f"got {have.get(name)}; run python -m benchmark.calibrate here"
+                    f"--calibration: {path} is of another {what}: expected {name} {expected}, "
+                    f"got {there.get(name)}; run python -m benchmark.calibrate here"
                 )
     return calibration
+
+
+def read(path: Path) -> Calibration:
+    """Read what `save` wrote."""
+    content = json.loads(path.read_text())
+    for name, entry_of in READ.items():
+        content[name] = [entry_of(entry) for entry in content[name]]
+    return Calibration(**content)

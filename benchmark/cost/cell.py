@@ -1,15 +1,17 @@
-"""What is predicted: one strategy, one model, so many workers with so many examples each."""
+"""What is predicted: a step of one strategy and one model, by so many workers with so many examples each."""
 
 from dataclasses import dataclass
 
 from benchmark.strategies import STRATEGIES
+from common.config import Grid
 
 
 @dataclass(frozen=True)
 class Cell:
     """batch: examples of one worker. bucket_bytes: of own_overlap; the others have their own sizes.
 
-    axes: of own_grid, the number of workers on the axes pipeline, data and tensor.
+    rate: of the link; None: loopback. latency: its further latency in seconds. cores: of each worker's own machine;
+    None: all workers share the cores of the calibrated machine. memory: bytes of a machine; None: as calibrated.
     """
 
     strategy: str
@@ -18,25 +20,17 @@ class Cell:
     batch: int
     length: int = 64
     bucket_bytes: int = 4 * 2**20
-    axes: tuple[int, int, int] | None = None
+    rate: str | None = None
+    latency: float = 0.0
+    cores: int | None = None
+    memory: float | None = None
 
     @property
-    def grid(self) -> tuple[int, int, int] | None:
-        """The axes pipeline, data, tensor of a strategy that cuts the model; None for the others."""
+    def grid(self) -> Grid:
+        """The workers on each axis, by how the strategy cuts the model."""
         return {
-            "grid": self.axes or (1, max(1, self.workers // 2), min(2, self.workers)),
-            "pipeline": (self.workers, 1, 1),
-            "tensor": (1, 1, self.workers),
-        }.get(STRATEGIES[self.strategy].cuts)
-
-    @property
-    def stages(self) -> int:
-        return self.grid[0] if self.grid else 1
-
-    @property
-    def replicas(self) -> int:
-        return self.grid[1] if self.grid else self.workers
-
-    @property
-    def tensor(self) -> int:
-        return self.grid[2] if self.grid else 1
+            "": Grid(data=self.workers),
+            "grid": Grid(data=max(1, self.workers // 2), tensor=min(2, self.workers)),
+            "pipeline": Grid(pipeline=self.workers),
+            "tensor": Grid(tensor=self.workers),
+        }[STRATEGIES[self.strategy].cuts]

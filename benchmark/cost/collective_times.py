@@ -20,11 +20,9 @@ further hops. A link that was not calibrated takes loopback's processor time and
 """
 
 import math
-from bisect import bisect_left
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 
-from benchmark.cost.calibration import LOOPBACK, Calibration, TransferTimes
+from benchmark.cost.calibration import LOOPBACK, Calibration, TransferTimes, interpolate
 from benchmark.cost.simulate import Transfer
 from cluster.emulate import bits_per_second
 from common.errors import InputError
@@ -48,51 +46,8 @@ def hops(operation: str, workers: int, tree: bool = False) -> int:
     """Return how many messages follow one another; tree: at best, where all operations go along trees."""
     if operation in ("exchange", "hop", "all_to_all"):
         return 1
-    of_tree = math.ceil(math.log2(max(1, workers)))
-    steps = of_tree if tree or operation == "broadcast" else workers - 1
-    return max(1, (2 if operation == "all_reduce" else 1) * steps)
-
-
-@dataclass(frozen=True)
-class Table:
-    """One operation of so many workers, by size: seconds, and processor seconds of a rank."""
-
-    workers: int
-    bytes: list[int]
-    seconds: list[float]
-    cpu: list[float]
-    wire: list[float]  # empty: not measured
-
-    @property
-    def latency(self) -> float:
-        return self.seconds[0]
-
-    @property
-    def latency_of_all_hops(self) -> float:
-        """Return the latency of an operation with bytes in every hop: gloo's all_reduce of few numbers has fewer hops.
-
-        The line through the second and the third size gives it, at 0 bytes.
-        """
-        if len(self.bytes) < 3:
-            return self.latency
-        (second, third), (sooner, later) = self.bytes[1:3], self.seconds[1:3]
-        return max(self.latency, sooner - second * (later - sooner) / (third - second))
-
-    def flow(self, size: float) -> float:
-        """Return the seconds that `size` bytes take beyond the latency."""
-        return max(0.0, interpolate(self.bytes, self.seconds, size) - self.latency)
-
-    def processor(self, size: float) -> float:
-        return max(0.0, interpolate(self.bytes, self.cpu, size))
-
-
-def interpolate(places: Sequence[int], values: Sequence[float], place: float) -> float:
-    """Return the value at `place`: a straight line between neighbours, and the last one beyond the end."""
-    if len(places) == 1 or place <= places[0]:
-        return values[0]
-    i = min(bisect_left(places, place), len(places) - 1)
-    slope = (values[i] - values[i - 1]) / (places[i] - places[i - 1])
-    return values[i] + slope * (place - places[i])
+    steps = math.ceil(math.log2(workers)) if tree or operation == "broadcast" else workers - 1
+    return 2 * steps if operation == "all_reduce" else steps
 
 
 def rising(values: list[float]) -> list[float]:
@@ -113,25 +68,26 @@ class Links:
         latency: float = 0.0,
         tree: bool = False,
     ) -> None:
-        wanted = rate or LOOPBACK
         self.latency, self.tree, self.notes = latency, tree, dict[str, None]()
         self.bits = bits_per_second(rate) if rate else None
         self.is_shaped = self.bits is not None
-        shaped = [link for link in calibration.links if link != LOOPBACK]
-        same = [link for link in shaped if bits_per_second(link) == self.bits] if rate else [LOOPBACK]
-        same = [link for link in same if link in calibration.links]
+        rates = {link: None if link == LOOPBACK else bits_per_second(link) for link in calibration.links}
+        same = [link for link in rates if rates[link] == self.bits]
         self.is_calibrated = bool(same)
         source = same[0] if same else LOOPBACK
-        self.tables = _tables([table for table in calibration.transfers if table.link == source])
+        self.tables: dict[str, dict[int, TransferTimes]] = {}
+        for table in calibration.transfers:
+            if table.link == source:
+                rows = self.tables.setdefault(table.operation, {})
+                rows[table.workers] = replace(table, seconds=rising(table.seconds))
         if not self.tables:
             raise InputError(
                 f"--calibration has no operations of {source}, only of {', '.join(calibration.links) or 'nothing'}; "
                 "run python -m benchmark.calibrate"
             )
         if not same:
-            self.notes[
-                f"a link of {wanted} was not calibrated: loopback's processor time, and {wanted} for the bytes"
-            ] = None
+            note = f"a link of {rate} was not calibrated: loopback's processor time, and {rate} for the bytes"
+            self.notes[note] = None
 
     @property
     def most_workers(self) -> int:
@@ -148,8 +104,6 @@ class Links:
 
     def transfer(self, operation: str, size: float, workers: int, spent: float = 0.0) -> Transfer:
         """Return the operation alone, when `spent` bytes have left the rank since the link was idle."""
-        if workers < 2 and operation not in ("exchange", "hop"):
-            return Transfer(0.0, 0.0, 0.0)
         if operation == "broadcast":
             hop, count = self.transfer("hop", size, 2, spent), hops("broadcast", workers)
             return Transfer(hop.latency * count, hop.flow * count, hop.cores)
@@ -162,7 +116,7 @@ class Links:
         latency = max(table.latency + extra * per_hop, per_hop) + count * self.latency
         before = spent / per_byte if self.is_shaped and self.is_calibrated else 0.0
         flow = table.flow(before + sent / per_byte) - table.flow(before)
-        cpu = table.processor(sent / per_byte)
+        cpu = max(0.0, interpolate(table.bytes, table.cpu, sent / per_byte))
         if self.bits is not None and not self.is_calibrated:
             flow = max(flow, 8 * sent / (self.bits * HEADERS))
         lag = (LAG if workers == 2 else LAG_OF_MORE).get(operation, 0.0) if self.is_shaped else 0.0
@@ -177,33 +131,23 @@ class Links:
 
     def on_wire(self, operation: str, size: float, workers: int) -> float:
         """Return the bytes out of a rank's interface: payload and frames, as calibrated on links that have counters."""
-        payload, messages = moved(operation, size, workers), hops(operation, workers)
-        if workers < 2 and operation not in ("exchange", "hop"):
-            return 0.0
+        sent, messages = moved(operation, size, workers), hops(operation, workers)
         table = None if operation == "broadcast" else self._table(operation, workers)
         if table is None or not table.wire:
-            return payload * self.frames() + messages * MESSAGE
+            return sent * self.frames() + messages * MESSAGE
         per_byte = moved(operation, 1.0, table.workers)
         extra = (messages - hops(operation, table.workers)) * MESSAGE
-        return max(payload, interpolate(table.bytes, table.wire, payload / per_byte) + extra)
+        return max(sent, interpolate(table.bytes, table.wire, sent / per_byte) + extra)
 
     def frames(self) -> float:
         """Return the bytes on the wire for a byte of payload: a shaper cuts packets that are larger than its burst."""
         cuts = self.bits is not None and burst_bytes(self.bits) <= LARGEST_SEGMENT
         return SMALL_FRAMES if cuts else FRAMES
 
-    def _table(self, operation: str, workers: int) -> Table:
+    def _table(self, operation: str, workers: int) -> TransferTimes:
         """The table of this number of workers, or of the nearest one, the larger ones last."""
         tables = self.tables[operation]
         nearest = min(tables, key=lambda count: (abs(math.log(count / workers)), count))
         if operation not in ("exchange", "hop") and nearest != workers:
             self.notes[f"operations of {workers} workers are extrapolated from {nearest}"] = None
         return tables[nearest]
-
-
-def _tables(entries: list[TransferTimes]) -> dict[str, dict[int, Table]]:
-    tables: dict[str, dict[int, Table]] = {}
-    for entry in entries:
-        table = Table(entry.workers, entry.bytes, rising(entry.seconds), entry.cpu, entry.wire)
-        tables.setdefault(entry.operation, {})[entry.workers] = table
-    return tables

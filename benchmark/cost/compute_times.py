@@ -7,30 +7,23 @@ its size (Python, the start of operators) and a part in proportion to its multip
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 from benchmark.cost.architecture import Architecture, describe
-from benchmark.cost.calibration import Calibration, Profile, SmallCosts
-from benchmark.cost.collective_times import interpolate
+from benchmark.cost.calibration import Calibration, Profile, SmallCosts, interpolate
+from benchmark.cost.cell import Cell
 from common.errors import InputError
-
-
-@dataclass(frozen=True)
-class Cores:
-    """Where workers compute: all on this machine (own is None), or each on a machine with `own` cores."""
-
-    workers: int
-    own: int | None = None
 
 
 class ComputeTimes:
     """Seconds of the parts of a step. notes: what was extrapolated."""
 
-    def __init__(self, calibration: Calibration, architecture: Architecture, cores: Cores) -> None:
+    def __init__(self, calibration: Calibration, cell: Cell) -> None:
         if not calibration.profiles or not calibration.small:
             raise InputError("--calibration has no times of any model; run python -m benchmark.calibrate")
-        self.architecture, self.cores = architecture, cores
+        architecture = describe(cell.model, cell.length)
+        self.cell, self.architecture = cell, architecture
         self.notes: dict[str, None] = {}
         self.machine_cores = int(calibration.machine["cores"])
         self.scale = 1.0
@@ -57,13 +50,13 @@ class ComputeTimes:
 
     def _of_crowd(self, profiles: list[Profile]) -> list[Profile]:
         """The profiles of as many workers as share the cores, by batch; sets the factor for another number."""
-        wanted = 1 if self.cores.own else self.cores.workers
+        wanted = 1 if self.cell.cores else self.cell.workers
         counts = sorted({profile.workers for profile in profiles})
         low = max((count for count in counts if count <= wanted), default=counts[0])
         high = min((count for count in counts if count >= wanted), default=counts[-1])
         few, many = ({p.batch: p for p in profiles if p.workers == count} for count in (low, high))
         pairs = [(few[batch], many[batch]) for batch in sorted(few) if batch in many]
-        if self.cores.own:
+        if self.cell.cores:
             self.scale = self._of_own_cores(profiles, low)
         elif wanted != low:
             self.notes[f"{wanted} workers that share this machine's cores are extrapolated from {low}"] = None
@@ -88,7 +81,7 @@ class ComputeTimes:
     def _of_own_cores(self, profiles: list[Profile], count: int) -> float:
         """A step's time with the worker's own cores over the calibrated one: one part of it divides among cores."""
         base = [p for p in profiles if p.workers == count]
-        cores, own = base[0].threads, self.cores.own or 1
+        cores, own = base[0].threads, self.cell.cores or 1
         if own == cores:
             return 1.0
         self.notes[f"{own} cores of a worker are extrapolated from {cores}"] = None
@@ -103,7 +96,7 @@ class ComputeTimes:
     @property
     def threads(self) -> int:
         """Threads of one worker."""
-        return self.cores.own or self.profiles[0].threads
+        return self.cell.cores or self.profiles[0].threads
 
     def step(self, batch: float) -> Profile:
         """Return the parts of a step with `batch` examples of one worker."""

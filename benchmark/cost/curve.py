@@ -1,6 +1,5 @@
-"""Predictions along one axis: speed-up and efficiency, where the curve bends, and what takes longest there."""
+"""Predictions along one axis: speed-up and efficiency, and what takes longest at each place."""
 
-import math
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,14 +7,14 @@ from typing import Any
 
 from benchmark.cost.calibration import Calibration
 from benchmark.cost.cell import Cell
-from benchmark.cost.predict_step import Prediction, Surroundings, predict
-from benchmark.cost.programs.writer import check
+from benchmark.cost.predict_step import Prediction, predict
+from benchmark.cost.programs.program import check
+from benchmark.measure.output import rows_table
 from cluster.emulate import bits_per_second
 from common.errors import InputError
 from common.figures import COLOURS, figure
 
 AXES = ("workers", "rate", "batch")
-STRAIGHT = 0.02  # a curve that is nowhere farther from a straight line, in powers of ten, does not bend
 ENDLESS = 1e18  # bytes: the one worker that others are compared with may be larger than any machine
 
 
@@ -29,13 +28,6 @@ class Point:
     reason: str = ""
     speedup: float = 0.0
     efficiency: float = 0.0
-
-    @property
-    def largest(self) -> tuple[str, float]:
-        """Return the largest part of the step, and its share."""
-        assert self.prediction is not None
-        name, seconds = max(self.prediction.parts.items(), key=lambda part: part[1])
-        return name, seconds / self.prediction.seconds
 
 
 def read_axis(text: str) -> tuple[str, list[str]]:
@@ -59,23 +51,23 @@ def read_axis(text: str) -> tuple[str, list[str]]:
     return axis, labels
 
 
-def at(axis: str, place: str, cell: Cell, where: Surroundings) -> tuple[Cell, Surroundings, float]:
-    """Return cell and surroundings at a place of the axis, and the place as a number."""
+def at(axis: str, place: str, cell: Cell) -> tuple[Cell, float]:
+    """Return the cell at a place of the axis, and the place as a number."""
     if axis == "rate":
-        return cell, replace(where, rate=place), bits_per_second(place) / 1e6
-    return replace(cell, **{axis: int(place)}), where, float(place)  # type: ignore[arg-type]
+        return replace(cell, rate=place), bits_per_second(place) / 1e6
+    return replace(cell, **{axis: int(place)}), float(place)  # type: ignore[arg-type]
 
 
-def curve(calibration: Calibration, cell: Cell, where: Surroundings, axis: str, places: list[str]) -> list[Point]:
+def curve(calibration: Calibration, cell: Cell, axis: str, places: list[str]) -> list[Point]:
     """Return the points; speed-up is the throughput over that of one worker without any framework."""
     points = []
     for place in places:
-        here, there, value = at(axis, place, cell, where)
+        here, value = at(axis, place, cell)
         check(here)
-        alone = replace(here, strategy="single", workers=1)
-        one = predict(calibration, alone, Surroundings(cores=there.cores, memory=ENDLESS)).examples_per_second
+        alone = replace(here, strategy="single", workers=1, rate=None, latency=0.0, memory=ENDLESS)
+        one = predict(calibration, alone).examples_per_second
         try:
-            prediction = predict(calibration, here, there)
+            prediction = predict(calibration, here)
         except InputError as error:
             reason = "does not fit" if "does not fit" in str(error) else str(error)
             points.append(Point(place, value, None, reason))
@@ -85,67 +77,28 @@ def curve(calibration: Calibration, cell: Cell, where: Surroundings, axis: str, 
     return points
 
 
-def bend(points: list[Point]) -> Point | None:
-    """Return the point that is farthest from the straight line between the ends, both axes logarithmic; or None.
-
-    Points of which only a range is known do not count.
-    """
-    known = [point for point in points if point.prediction and not point.prediction.is_range]
-    if len(known) < 3:
-        return None
-    xs, ys = (
-        [math.log10(value) for value in values] for values in zip(*((p.value, p.speedup) for p in known), strict=True)
-    )
-    slope = (ys[-1] - ys[0]) / (xs[-1] - xs[0])
-    apart = [abs(y - ys[0] - slope * (x - xs[0])) for x, y in zip(xs, ys, strict=True)]
-    farthest = max(range(len(known)), key=lambda i: apart[i])
-    return known[farthest] if apart[farthest] > STRAIGHT else None
-
-
-def sentence(axis: str, points: list[Point]) -> str:
-    """Say in one sentence where the curve bends, and why."""
-    name = {"workers": "workers", "rate": "for each link", "batch": "examples of a worker"}[axis]
-    bent = bend(points)
-    if bent is None:
-        return f"The speed-up does not bend along {axis}."
-    part, share = bent.largest
-    assert bent.prediction is not None
-    return (
-        f"The speed-up bends at {bent.label} {name}: there the largest part of a step is {part}, "
-        f"{share:.0%} of {bent.prediction.seconds * 1e3:.1f} ms."
-    )
-
-
 def rows(points: list[Point]) -> list[dict[str, Any]]:
     """Return the figures of the points."""
     entries: list[dict[str, Any]] = []
     for point in points:
-        row: dict[str, Any] = {"at": point.label, **(point.prediction.times() if point.prediction else {})}
         if point.prediction is None:
-            row["outcome"] = point.reason
-        elif point.prediction.is_range:
+            entries.append({"at": point.label, "outcome": point.reason})
+            continue
+        row = {"at": point.label, **point.prediction.times()}
+        if point.prediction.is_range:
             row["outcome"] = "{:.0f} to {:.0f} ms".format(*row["step_ms_range"])
         else:
-            name, share = point.largest
-            row |= {"speedup": point.speedup, "efficiency": point.efficiency, "largest_part": name, "its_share": share}
+            name, seconds = max(point.prediction.parts.items(), key=lambda part: part[1])
+            row |= {"speedup": point.speedup, "efficiency": point.efficiency}
+            row |= {"largest_part": name, "its_share": seconds / point.prediction.seconds}
             row["range"] = "calibrated" if point.prediction.is_calibrated else "extrapolated"
         entries.append(row)
     return entries
 
 
-def table(axis: str, points: list[Point]) -> str:
-    head = ("ms per step", "examples/s", "speed-up", "efficiency", "largest part")
-    lines = [f"{axis:>10}" + "".join(f"{word:>14}" for word in head)]
-    for row in rows(points):
-        if "outcome" in row:
-            lines.append(f"{row['at']:>10}  {row['outcome']}")
-            continue
-        largest = f"{row['largest_part']} {row['its_share']:.0%}"
-        lines.append(
-            f"{row['at']:>10}{row['step_ms']:>14.1f}{row['examples_per_second']:>14.1f}{row['speedup']:>14.2f}"
-            f"{row['efficiency']:>14.3f}{largest:>20}  {row['range']}"
-        )
-    return "\n".join([*lines, sentence(axis, points)])
+def table(points: list[Point]) -> str:
+    """For people."""
+    return rows_table({name: row[name] for name in row if name != "step_ms_range"} for row in rows(points))
 
 
 def draw(axis: str, points: list[Point], title: str, path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from benchmark.cost.architecture import BYTES, Architecture
 from benchmark.cost.cell import Cell
+from benchmark.cost.compute_times import ComputeTimes
 from benchmark.cost.programs.pipelined import elements_of_rank, micro_batches, on_stage
 from benchmark.strategies import STRATEGIES
 from common.errors import InputError
@@ -35,21 +36,27 @@ class Memory:
         return self.peak + self.process
 
 
-def memory(cell: Cell, architecture: Architecture, process: float = 0.0) -> Memory:
+def memory(times: ComputeTimes) -> Memory:
     """Return what the worker with the most memory needs."""
-    by_the_book = STRATEGIES[cell.strategy].ideal_bytes(architecture.elements, cell.workers)
-    activations = cell.batch * architecture.activations
-    return Memory(by_the_book, kept_bytes(cell, architecture), activations, peak(cell, architecture), process)
+    cell, architecture = times.cell, times.architecture
+    return Memory(
+        textbook=STRATEGIES[cell.strategy].ideal_bytes(architecture.elements, cell.workers),
+        kept=kept_bytes(cell, architecture),
+        activations=cell.batch * architecture.activations,
+        peak=peak(cell, architecture),
+        process=times.small.process,
+    )
 
 
 def kept_bytes(cell: Cell, architecture: Architecture) -> float:
     """Return the bytes of parameters, gradients and optimizer as the engine keeps them, on the first worker."""
-    if cell.grid is not None:
-        elements = sum(elements_of_rank(weight, cell.tensor) for weight in on_stage(cell, architecture, 0))
-        # torch's PipelineStage keeps a buffer for every micro-batch that it receives.
-        buffers = cell.batch * cell.stages * cell.length * architecture.width if cell.strategy == "pipeline" else 0
-        return STATES * BYTES * elements + (BYTES * buffers if cell.stages > 1 else 0)
     row = STRATEGIES[cell.strategy]
+    if row.cuts:
+        elements = sum(elements_of_rank(weight, cell.grid.tensor) for weight in on_stage(cell, architecture, 0))
+        buffers = 0
+        if cell.strategy == "pipeline" and cell.workers > 1:  # torch's PipelineStage has one for every micro-batch
+            buffers = cell.batch * cell.workers * cell.length * architecture.width
+        return BYTES * (STATES * elements + buffers)
     documented = row.documented_bytes([weight.shape for weight in architecture.weights], cell.workers)
     assert documented is not None, cell.strategy
     return documented
@@ -61,10 +68,10 @@ def peak(cell: Cell, architecture: Architecture) -> float:
     from beyond.step_memory import peak as of_lesson
 
     sizes, name, workers = sizes_of(architecture), cell.strategy.removeprefix("own_"), cell.workers
-    if cell.grid is not None:
-        sizes, count = cut(sizes, cell.tensor), micro_batches(cell)
-        batch = cell.batch * cell.stages * cell.tensor / count
-        return of_lesson("1f1b" if cell.stages > 1 else "tensor", sizes, batch, cell.stages, count)
+    if STRATEGIES[cell.strategy].cuts:
+        count, stages, slices = micro_batches(cell), cell.grid.pipeline, cell.grid.tensor
+        batch = cell.batch * stages * slices / count
+        return of_lesson("1f1b" if stages > 1 else "tensor", cut(sizes, slices), batch, stages, count)
     if cell.strategy == "fsdp":
         return sent_during_backward(
             sizes, cell.batch, workers, gathered=2, messages=1

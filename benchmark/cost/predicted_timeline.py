@@ -20,7 +20,7 @@ def timeline(prediction: Prediction) -> Timeline:
         spans = [span for span in prediction.simulated.spans if span.kind == i]
         boxes += _process(row, spans) + _network(row, spans, row_of)
     labels = () if one_by_one else tuple(_label(kinds[i]) for _, i in rows)
-    title = f"{cell.strategy} on {cell.workers:,} workers, {prediction.where.rate or 'loopback'}"
+    title = f"{cell.strategy} on {cell.workers:,} workers, {cell.rate or 'loopback'}"
     steps = tuple(Step(row, 0, 0.0, prediction.simulated.seconds) for row in range(len(rows)))
     return Timeline(title, len(rows), steps, tuple(boxes), predicted=True, notes=prediction.notes, labels=labels)
 

@@ -12,11 +12,12 @@ Whatever is under way has a speed between 0 and 1, which changes when something 
 So overlap, contention, waiting and bubbles are not formulas here. They are what comes out.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Literal
 
-from benchmark.cost.programs.program import Compute, Kind, Start
+from benchmark.cost.programs.program import Compute, Instruction, Kind, Start
 
 if TYPE_CHECKING:
     from benchmark.cost.collective_times import Links
@@ -96,7 +97,7 @@ class Simulated:
     spans: tuple[Span, ...]
 
 
-@dataclass
+@dataclass(eq=False)
 class _Flight:
     """An operation from its first start to its end."""
 
@@ -115,14 +116,15 @@ class _Flight:
         return self.began is not None and self.ended is None
 
 
-@dataclass
+@dataclass(eq=False)
 class _Thread:
     """The computing thread of a kind."""
 
+    number: int  # of the kind
     kind: Kind
-    next: int = 0  # instruction
+    program: Iterator[Instruction]  # what is left of it
     left: float = 0.0  # seconds of work
-    now: Compute = field(default_factory=lambda: Compute("forward", 0.0))
+    now: Compute | None = None  # the last one
     since: float = 0.0  # of the current span
     blocked_on: str | None = None
     queue: list[str] = field(default_factory=list)  # collectives that were started and have not begun
@@ -131,13 +133,21 @@ class _Thread:
     back_until: float = 0.0  # so long, bytes flow in the other direction of transfers that have a lag
     done_at: float | None = None
 
+    def computed(self, end: float) -> Span:
+        """Return the span of the work that ends now."""
+        work = self.now
+        assert work is not None
+        return Span(
+            self.number, "thread", work.phase, self.since, end, engine=work.engine, micro_batch=work.micro_batch
+        )
+
 
 class _Step:
     """The state of a simulated step."""
 
     def __init__(self, kinds: Sequence[Kind], network: "Links", machine: Machine) -> None:
         self.network, self.machine = network, machine
-        self.threads = [_Thread(kind) for kind in kinds]
+        self.threads = [_Thread(i, kind, iter(kind.program)) for i, kind in enumerate(kinds)]
         self.flights: dict[str, _Flight] = {}
         self.spans: list[Span] = []
         self.now = 0.0
@@ -146,65 +156,50 @@ class _Step:
         self.crowd = min(1.0, machine.cores / (machine.threads * everybody))
 
     def run(self) -> Simulated:
-        while self.advance_programs() or any(thread.done_at is None for thread in self.threads):
+        self.advance_programs()
+        while any(thread.done_at is None for thread in self.threads):
             self.pass_time()
+            self.advance_programs()
         return Simulated(max(thread.done_at or 0.0 for thread in self.threads), tuple(self.spans))
 
     # ------------------------------------------------------------------- instructions
 
-    def advance_programs(self) -> bool:
-        """Run all instructions that take no time; whether anything was run."""
-        progress, any_progress = True, False
+    def advance_programs(self) -> None:
+        """Run all instructions that take no time."""
+        progress = True
         while progress:
-            moved = [self.advance(i) for i in range(len(self.threads))]
+            moved = [self.advance(thread) for thread in self.threads]
             progress = self.begin_transfers() or any(moved)
-            any_progress |= progress
-        return any_progress
 
-    def advance(self, i: int) -> bool:
-        thread, moved = self.threads[i], False
+    def advance(self, thread: _Thread) -> bool:
+        """Run a thread's instructions until one takes time; whether any was run."""
+        moved = False
         while thread.done_at is None and thread.left <= NO_TIME:
             if thread.blocked_on is not None:
-                if self.flight_ended(thread.blocked_on) is None:
-                    return moved
-                self.close_blocked(i)
-                continue
+                flight = self.flights.get(thread.blocked_on)
+                if flight is None or flight.ended is None:
+                    break
+                self.close_blocked(thread, flight)
             moved = True
-            if thread.next == len(thread.kind.program):
+            instruction = next(thread.program, None)
+            if instruction is None:
                 thread.done_at = self.now
-                return moved
-            instruction = thread.kind.program[thread.next]
-            thread.next += 1
-            if isinstance(instruction, Compute):
-                self.compute(i, instruction)
+            elif isinstance(instruction, Compute):
+                thread.left, thread.now, thread.since = instruction.seconds * self.crowd, instruction, self.now
             elif isinstance(instruction, Start):
-                self.start(i, instruction)
-            elif self.flight_ended(instruction.key) is None:
+                self.flights.setdefault(instruction.key, _Flight(instruction)).joined[thread.number] = self.now
+                thread.queue.append(instruction.key)
+            else:
                 thread.blocked_on, thread.since = instruction.key, self.now
         return moved
 
-    def compute(self, i: int, compute: Compute) -> None:
-        thread = self.threads[i]
-        thread.left, thread.now, thread.since = compute.seconds * self.crowd, compute, self.now
-
-    def start(self, i: int, start: Start) -> None:
-        flight = self.flights.setdefault(start.key, _Flight(start))
-        flight.joined[i] = self.now
-        self.threads[i].queue.append(start.key)
-
-    def flight_ended(self, key: str) -> float | None:
-        return self.flights[key].ended if key in self.flights else None
-
-    def close_blocked(self, i: int) -> None:
+    def close_blocked(self, thread: _Thread, flight: _Flight) -> None:
         """Write down for what a thread was blocked: until the transfer began for others, then for the network."""
-        thread = self.threads[i]
-        flight = self.flights[thread.blocked_on or ""]
-        began = max(thread.since, flight.began or 0.0)
-        members = flight.start.members
-        why, last = ("waiting", list(flight.joined)[-1]) if i in members else ("bubble", members[0])
+        began, members = max(thread.since, flight.began or 0.0), flight.start.members
+        why, last = ("waiting", list(flight.joined)[-1]) if thread.number in members else ("bubble", members[0])
         for name, begin, end, of in ((why, thread.since, began, last), ("communication", began, self.now, None)):
             if end - begin > NO_TIME:
-                self.spans.append(Span(i, "thread", name, begin, end, key=flight.start.key, of=of))
+                self.spans.append(Span(thread.number, "thread", name, begin, end, key=flight.start.key, of=of))
         thread.blocked_on = None
 
     # ------------------------------------------------------------------- network
@@ -212,19 +207,18 @@ class _Step:
     def begin_transfers(self) -> bool:
         """Begin what is at the head of all its members' queues and finds a slot; whether anything began."""
         began = False
-        for i, thread in enumerate(self.threads):
+        for thread in self.threads:
             for key in list(thread.queue):
                 flight = self.flights[key]
-                members = flight.start.members
-                if not self.may_begin(key, flight, members):
-                    continue
-                self.begin(i, flight, members)
-                for member in members:
-                    self.threads[member].queue.remove(key)
-                began = True
+                if self.may_begin(key, flight):
+                    self.begin(thread, flight)
+                    for member in flight.start.members:
+                        self.threads[member].queue.remove(key)
+                    began = True
         return began
 
-    def may_begin(self, key: str, flight: _Flight, members: tuple[int, ...]) -> bool:
+    def may_begin(self, key: str, flight: _Flight) -> bool:
+        members = flight.start.members
         if not set(members) <= set(flight.joined):
             return False
         if flight.start.operation == "hop":
@@ -233,12 +227,12 @@ class _Step:
         return all(head == key for head in heads) and all(self.running(m) < self.machine.slots for m in members)
 
     def running(self, member: int) -> int:
-        flights = (flight for flight in self.flights.values() if flight.is_running)
-        return sum(member in f.start.members and f.start.operation != "hop" for f in flights)
+        starts = (flight.start for flight in self.flights.values() if flight.is_running)
+        return sum(member in start.members and start.operation != "hop" for start in starts)
 
-    def begin(self, i: int, flight: _Flight, members: tuple[int, ...]) -> None:
-        thread, start = self.threads[i], flight.start
-        if not any(f.is_running and i in f.start.members for f in self.flights.values()):
+    def begin(self, thread: _Thread, flight: _Flight) -> None:
+        start = flight.start
+        if not any(f.is_running and thread.number in f.start.members for f in self.flights.values()):
             idle = self.now - thread.idle_since
             thread.spent = max(0.0, thread.spent - idle * self.network.refill())
         flight.began = self.now
@@ -249,22 +243,20 @@ class _Step:
             flight.flow, flight.cores = flight.flow + one.flow, one.cores
             flight.lag, flight.back = one.lag, one.flow
             spent += self.network.moved(start.operation, start.bytes, start.workers)
-        for member in members:
+        for member in start.members:
             self.threads[member].spent = spent
 
     # ------------------------------------------------------------------- time
 
     def pass_time(self) -> None:
         """Go to the next moment at which something ends."""
-        computing = [thread for thread in self.threads if thread.done_at is None and thread.left > NO_TIME]
+        computing = [thread for thread in self.threads if thread.left > NO_TIME]
         flights = [flight for flight in self.flights.values() if flight.is_running]
         if not computing and not flights:
-            if all(thread.done_at is not None for thread in self.threads):
-                return
             stuck = [thread.blocked_on for thread in self.threads if thread.blocked_on]
             raise AssertionError(f"these operations are waited for and never begin: {stuck}")
-        levels = [self.level(i, computing, flights) for i in range(len(self.threads))]
-        speeds = [min(1.0, levels[self.threads.index(thread)]) for thread in computing]
+        levels = self.levels(computing, flights)
+        speeds = [min(1.0, levels[thread.number]) for thread in computing]
         rates = [self.rate(flight, flights, levels) for flight in flights]
         step = min(
             [thread.left / speed for thread, speed in zip(computing, speeds, strict=True)]
@@ -275,10 +267,7 @@ class _Step:
             thread.left -= step * speed
             if thread.left <= NO_TIME:
                 thread.left = 0.0
-                i = self.threads.index(thread)
-                now, since = thread.now, thread.since
-                span = Span(i, "thread", now.phase, since, self.now, engine=now.engine, micro_batch=now.micro_batch)
-                self.spans.append(span)
+                self.spans.append(thread.computed(self.now))
         for flight, rate in zip(flights, rates, strict=True):
             self.advance_flight(flight, step * rate)
 
@@ -302,17 +291,16 @@ class _Step:
                 joined = flight.joined[member]
                 self.spans.append(Span(member, "network", start.operation, joined, self.now, bytes=size, key=start.key))
 
-    def level(self, i: int, computing: list[_Thread], flights: list[_Flight]) -> float:
-        """Return how much of a core every thread of the machine of kind i may have, if it wants as much."""
-        wanted: list[tuple[float, float]] = []  # number of threads, cores that each wants
-        for j, thread in enumerate(self.threads):
-            if not self.machine.is_shared and j != i:
-                continue
+    def levels(self, computing: list[_Thread], flights: list[_Flight]) -> list[float]:
+        """Return, for the machine of each kind, how much of a core a thread may have there, if it wants as much."""
+        wanted = []  # by kind: number of threads, cores that each wants
+        for thread in self.threads:
             ranks = len(thread.kind.ranks) if self.machine.is_shared else 1
-            if thread in computing:
-                wanted.append((ranks * self.machine.threads, 1.0))
-            wanted += [(ranks, flight.cores) for flight in flights if j in flight.start.members]
-        return fair_level(self.machine.cores, wanted)
+            own = [(ranks * self.machine.threads, 1.0)] if thread in computing else []
+            wanted.append(own + [(ranks, f.cores) for f in flights if thread.number in f.start.members])
+        if self.machine.is_shared:
+            return [fair_level(self.machine.cores, list(chain(*wanted)))] * len(wanted)
+        return [fair_level(self.machine.cores, of_kind) for of_kind in wanted]
 
     def rate(self, flight: _Flight, flights: list[_Flight], levels: list[float]) -> float:
         """Return the speed of an operation: that of its slowest member; 0 while another one's bytes go first."""

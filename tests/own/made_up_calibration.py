@@ -3,13 +3,13 @@
 from benchmark.cost.architecture import Architecture, describe
 from benchmark.cost.calibration import (
     Calibration,
-    EngineTimes,
     Profile,
     SmallCosts,
     TransferTimes,
     these_versions,
     this_machine,
 )
+from benchmark.cost.collective_times import hops, moved
 
 SIZES = [4, 2**16, 2**20, 2**24]
 CORES = 2
@@ -36,8 +36,6 @@ def made_up_profile(model: str, length: int, batch: int, workers: int) -> Profil
 
 def made_up_transfers(link: str, workers: int, latency: float, bytes_per_second: float, cores: float = 0.0) -> list:
     """Tables that are latency and bandwidth; `cores` is what a transfer takes from a worker's computing."""
-    from benchmark.cost.collective_times import hops, moved
-
     tables = []
     for operation in ("all_reduce", "all_gather", "all_to_all", "exchange", "hop"):
         if operation == "hop" and workers > 2:
@@ -48,12 +46,10 @@ def made_up_transfers(link: str, workers: int, latency: float, bytes_per_second:
     return tables
 
 
-def made_up_calibration(
-    model: str = "gpt2-tiny", length: int = 64, batches: tuple = (1, 4), engines: tuple[EngineTimes, ...] = ()
-) -> Calibration:
+def made_up_calibration(model: str = "gpt2-tiny", length: int = 64) -> Calibration:
     """1, 2 and 4 workers; loopback with 1 GB/s and links of 100 Mbit/s and 1 Gbit/s with 0.1 ms for each hop."""
     workers = (1, 2, 4)
-    profiles = [made_up_profile(model, length, batch, count) for count in workers for batch in batches]
+    profiles = [made_up_profile(model, length, batch, count) for count in workers for batch in (1, 4)]
     small = [SmallCosts(count, 0.0, {1: 1e-9, 10**6: 1e-3}, {128: 1e-11}, 4e8) for count in workers]
     transfers = []
     for count in workers[1:]:
@@ -61,6 +57,4 @@ def made_up_calibration(
         transfers += made_up_transfers("100mbit", count, 1e-4, 12e6)
         transfers += made_up_transfers("1gbit", count, 1e-4, 120e6)
     machine = this_machine() | {"cores": CORES}
-    return Calibration(
-        machine, these_versions(), "2026-01-01", 0.0, 8 * 10**9, profiles, small, transfers, list(engines)
-    )
+    return Calibration(machine, these_versions(), "2026-01-01", 0.0, 8 * 10**9, profiles, small, transfers)

@@ -1,6 +1,5 @@
 """Predictions from a made-up calibration: their parts, their order, what is refused, and how fast they are."""
 
-import json
 from dataclasses import replace
 
 import pytest
@@ -11,14 +10,13 @@ from benchmark.cost import calibration as stored
 from benchmark.cost.architecture import describe
 from benchmark.cost.calibration import EngineTimes, load, save
 from benchmark.cost.cell import Cell
-from benchmark.cost.compute_times import ComputeTimes, Cores, combined
+from benchmark.cost.compute_times import ComputeTimes, combined
 from benchmark.cost.measuring.compute_parts import mean
-from benchmark.cost.predict_step import Surroundings, operations, predict
+from benchmark.cost.predict_step import operations, predict
 from benchmark.cost.programs.program import Start, Wait
-from benchmark.predict import main, parse
+from benchmark.predict import parse
 from benchmark.strategies import STRATEGIES
 from common.errors import InputError
-from tests.own.made_up_calibration import made_up_calibration
 
 ALONE = ("single", "dp")
 PREDICTED = [name for name in STRATEGIES if not name.endswith("_offload")]
@@ -26,20 +24,8 @@ TOGETHER = [name for name in PREDICTED if name not in ALONE]
 WHOLE = [name for name in TOGETHER if not STRATEGIES[name].cuts]
 
 
-@pytest.fixture(scope="module")
-def calibration():
-    return made_up_calibration()
-
-
-@pytest.fixture
-def file(tmp_path, calibration):
-    path = tmp_path / "calibration.json"
-    save(replace(calibration, machine=stored.this_machine()), path)
-    return path
-
-
-def cell(strategy, workers=2, batch=4, model="gpt2-tiny"):
-    return Cell(strategy, model, 1 if strategy in ALONE else workers, batch)
+def cell(strategy, workers=2, batch=4, model="gpt2-tiny", **where):
+    return Cell(strategy, model, 1 if strategy in ALONE else workers, batch, **where)
 
 
 def test_one_worker_takes_what_was_calibrated(calibration):
@@ -50,7 +36,7 @@ def test_one_worker_takes_what_was_calibrated(calibration):
 
 def test_gradients_that_are_sent_after_backward_are_exposed(calibration):
     """zero0 sends 4.47 MB in one message over 12 MB/s, and the number 1 in another one."""
-    communication = predict(calibration, cell("zero0"), Surroundings("100mbit")).parts["communication"]
+    communication = predict(calibration, cell("zero0", rate="100mbit")).parts["communication"]
 
     latency = 2 * 1e-4  # two hops of a ring of two workers
     first = 4 / 12e6  # the table begins with 4 bytes
@@ -60,11 +46,11 @@ def test_gradients_that_are_sent_after_backward_are_exposed(calibration):
 @pytest.mark.parametrize("strategy", PREDICTED)
 def test_parts_add_up_and_a_step_is_longer_with_a_slower_link_more_examples_or_more_workers(strategy, calibration):
     rates = [None, *(["1gbit", "500mbit", "100mbit", "10mbit"] if strategy in TOGETHER else [])]
-    by_link = [predict(calibration, cell(strategy), Surroundings(rate)) for rate in rates]
+    by_link = [predict(calibration, cell(strategy, rate=rate)) for rate in rates]
     by_batch = [predict(calibration, cell(strategy, batch=batch)) for batch in (2, 4, 32)]
     few = 4 if strategy == "own_ring" else 2  # a ring of two sends in one direction at a time: it is slower than four
-    where, workers = Surroundings("1gbit", cores=2), (few, 8, 16, 4096) if strategy in WHOLE else (2,)
-    by_workers = [predict(calibration, cell(strategy, count), where) for count in workers]
+    workers = (few, 8, 16, 4096) if strategy in WHOLE else (2,)
+    by_workers = [predict(calibration, cell(strategy, count, rate="1gbit", cores=2)) for count in workers]
 
     for predictions in (by_link, by_batch, by_workers):
         seconds = [step.seconds for step in predictions]
@@ -74,45 +60,33 @@ def test_parts_add_up_and_a_step_is_longer_with_a_slower_link_more_examples_or_m
 
 
 def test_latency_is_added_to_every_hop(calibration):
-    near = predict(calibration, cell("own_ring", 16), Surroundings("1gbit", cores=2))
-    far = predict(calibration, cell("own_ring", 16), Surroundings("1gbit", latency=1e-3, cores=2))
+    near = predict(calibration, cell("own_ring", 16, rate="1gbit", cores=2))
+    far = predict(calibration, cell("own_ring", 16, rate="1gbit", latency=1e-3, cores=2))
 
     assert far.seconds - near.seconds == pytest.approx(2 * 15 * 1e-3)
 
 
 def test_workers_that_share_two_cores_are_slower_than_those_on_machines_of_their_own(calibration):
-    shared = predict(calibration, cell("ddp", 4), Surroundings("1gbit"))
-    own = predict(calibration, cell("ddp", 4), Surroundings("1gbit", cores=2))
+    shared = predict(calibration, cell("ddp", 4, rate="1gbit"))
+    own = predict(calibration, cell("ddp", 4, rate="1gbit", cores=2))
 
     assert shared.parts["forward"] == pytest.approx(2 * own.parts["forward"])
 
 
-def test_the_engines_own_cost_is_what_its_measured_step_took_longer(calibration):
-    without = predict(calibration, cell("fsdp"))
-    measured = EngineTimes("fsdp", "gpt2-tiny", 64, 4, 2, without.seconds + 0.040, 10)
-    with_engine = replace(calibration, engines=[measured])
-
-    same, slower = (predict(with_engine, cell("fsdp"), Surroundings(rate)) for rate in (None, "100mbit"))
-
-    assert same.seconds == pytest.approx(measured.seconds)
-    assert slower.parts["engine"] == pytest.approx(0.040)
-
-
 def test_what_many_tensors_need_beyond_their_elements_is_not_counted_for_one(calibration):
-    """The optimizer's 8 ms are 1.12 ms for 1.12 million elements, and the rest for the tensors."""
-    times = ComputeTimes(calibration, describe("gpt2-tiny", 64), Cores(1))
+    """The optimizer's 8 ms are 1.12 ms for 1.12 million elements, and the rest for the tensors.
+
+    They stay 8 ms where one tensor alone took longer than all.
+    """
+    slow = replace(calibration, small=[replace(entry, flat={1: 1e-9, 10**7: 1.0}) for entry in calibration.small])
+    times, slower = (ComputeTimes(known, cell("ddp", 1)) for known in (calibration, slow))
     weights, elements = times.architecture.weights, times.architecture.elements
 
-    assert times.update([weight.elements for weight in weights]) == pytest.approx(0.008)
+    whole = [one.update([weight.elements for weight in weights]) for one in (times, slower)]
+    assert whole == pytest.approx([0.008, 0.008])
+    assert 0 < slower.update([weights[-1].elements]) < 0.001
     for_elements = 1e-3 * elements / 1e6
     assert times.update([elements]) == pytest.approx(for_elements + (0.008 - for_elements) / len(weights), rel=0.01)
-
-
-def test_one_tensor_that_took_longer_than_all_does_not_make_them_slower(calibration):
-    small = [replace(entry, flat={1: 1e-9, 10**7: 1.0}) for entry in calibration.small]
-    times = ComputeTimes(replace(calibration, small=small), describe("gpt2-tiny", 64), Cores(1))
-
-    assert times.update([weight.elements for weight in times.architecture.weights]) == pytest.approx(0.008)
 
 
 def test_parts_of_a_step_are_means_so_that_interruptions_are_counted(monkeypatch):
@@ -125,7 +99,7 @@ def test_parts_of_a_step_are_means_so_that_interruptions_are_counted(monkeypatch
 
 
 def test_what_was_not_calibrated_is_said(calibration):
-    prediction = predict(calibration, cell("ddp", 8, batch=16, model="gpt2-24m"), Surroundings("10gbit", cores=16))
+    prediction = predict(calibration, cell("ddp", 8, batch=16, model="gpt2-24m", rate="10gbit", cores=16))
 
     notes = "; ".join(prediction.notes)
     assert "gpt2-24m with 64 tokens was not calibrated: scaled from gpt2-tiny" in notes
@@ -133,7 +107,7 @@ def test_what_was_not_calibrated_is_said(calibration):
     assert "operations of 8 workers are extrapolated from 4" in notes
     assert "16 cores of a worker are extrapolated from 2" in notes
     assert not prediction.is_calibrated
-    assert predict(replace(calibration, engines=[]), cell("ddp"), Surroundings("1gbit")).notes == (
+    assert predict(replace(calibration, engines=[]), cell("ddp", rate="1gbit")).notes == (
         "the engine of ddp was not calibrated: its own cost is missing",
     )
 
@@ -157,6 +131,7 @@ def test_an_engine_that_was_not_calibrated_costs_what_operations_of_the_same_fra
     assert uncalibrated.parts["engine"] == pytest.approx(0.010 + 0.030 * 2 / calls["zero2"])
     assert crowded.parts["engine"] == pytest.approx(2 * uncalibrated.parts["engine"])
     assert calibrated.parts["engine"] == pytest.approx(0.040)
+    assert calibrated.seconds == pytest.approx(measured[1].seconds)
     more = sum(calls for calls, _ in larger.sent.values()) / calls["zero2"]
     assert larger.parts["engine"] == pytest.approx(0.010 + 0.030 * more) and more > 1
     assert "the engine of zero0 was not calibrated: its own cost is that of zero2" in uncalibrated.notes
@@ -188,7 +163,7 @@ def test_of_three_workers_a_step_is_between_those_of_two_and_four(calibration):
     small = [replace(one, copy_byte=1e-9) for one in calibration.small]
     with_slow = replace(calibration, profiles=[*of_two, *slow], small=small)
 
-    times = [ComputeTimes(with_slow, describe("gpt2-tiny", 64), Cores(count)) for count in (1, 2, 3, 4)]
+    times = [ComputeTimes(with_slow, cell("ddp", count)) for count in (1, 2, 3, 4)]
 
     assert [one.step(4).seconds / times[1].step(4).seconds for one in times] == pytest.approx([1, 1, 2, 3])
     assert [one.copies(1e6) for one in times] == pytest.approx([1e-3, 1e-3, 1.5e-3, 2e-3])
@@ -215,7 +190,7 @@ def test_far_beyond_the_calibrated_workers_only_a_range_is_known(strategy, calib
     spread = [replace(one, spread=0.02 * one.seconds) for one in calibration.profiles]
     calibration = replace(calibration, profiles=spread)
 
-    near, far = (predict(calibration, cell(strategy, n), Surroundings("1gbit", cores=2)) for n in (16, 17))
+    near, far = (predict(calibration, cell(strategy, n, rate="1gbit", cores=2)) for n in (16, 17))
 
     assert not near.is_range and near.least == near.seconds
     assert far.is_range and 0 < far.least < near.seconds < far.seconds
@@ -228,19 +203,19 @@ def test_the_slowest_of_more_workers_is_later(calibration):
     In a longer step, it grows as a random walk does.
     """
     spread = replace(calibration, profiles=[replace(one, spread=0.001) for one in calibration.profiles])
-    times = ComputeTimes(spread, describe("gpt2-tiny", 64), Cores(2))
+    times = ComputeTimes(spread, cell("ddp"))
 
     assert times.late(4, 1) == 0.0
     assert times.late(4, 2) == pytest.approx(0.001)
     assert times.late(4, 64) == pytest.approx(0.001 * 2.36 / 0.59, rel=0.05)
-    larger = ComputeTimes(spread, describe("gpt2-6x256", 64), Cores(2))
+    larger = ComputeTimes(spread, cell("ddp", model="gpt2-6x256"))
     longer = larger.step(4).seconds / times.step(4).seconds
     assert larger.late(4, 2) == pytest.approx(0.001 * longer**0.5)
 
 
 def test_a_model_that_deepspeed_cannot_keep_whole_is_gathered_twice(calibration):
     small, large = (
-        predict(calibration, Cell("zero3", model, 2, 1), Surroundings("1gbit", memory=1e13)).sent["all_gather"][1]
+        predict(calibration, Cell("zero3", model, 2, 1, rate="1gbit", memory=1e13)).sent["all_gather"][1]
         / describe(model, 64).bytes
         for model in ("gpt2-tiny", "gpt2-24x2048")
     )
@@ -266,9 +241,9 @@ def test_a_model_that_deepspeed_cannot_keep_whole_is_gathered_twice(calibration)
         (["--calibration", "nowhere.json"], "--calibration: no file nowhere.json; make it with: python -m benchmark.c"),
     ],
 )
-def test_a_question_that_has_no_answer_is_one_clear_line(words, message, file):
+def test_a_question_that_has_no_answer_is_one_clear_line(words, message, calibration_file):
     with pytest.raises(InputError, match=message):
-        parse(["--calibration", str(file), *words])
+        parse(["--calibration", str(calibration_file), *words])
 
 
 @pytest.mark.parametrize(
@@ -293,17 +268,19 @@ def test_a_batch_that_does_not_fit_is_one_clear_line(calibration):
     with pytest.raises(InputError, match=message):
         predict(calibration, cell("ddp", batch=1000))
 
-    assert predict(calibration, cell("ddp", batch=1000), Surroundings(memory=16e9)).seconds > 0
+    assert predict(calibration, cell("ddp", batch=1000, memory=16e9)).seconds > 0
 
 
-def test_a_calibration_is_read_as_it_was_written_and_refused_elsewhere_or_damaged(file, calibration):
-    machine, versions = stored.this_machine(), stored.these_versions()
+def test_a_calibration_is_read_as_it_was_written_and_refused_elsewhere_or_damaged(calibration_file, calibration):
+    file, here = calibration_file, replace(calibration, machine=stored.this_machine())
 
-    assert load(file) == replace(calibration, machine=machine)
-    with pytest.raises(InputError, match=r"another machine: expected cores 96, got \d+; run python -m benchmark.cal"):
-        load(file, machine=machine | {"cores": 96})
-    with pytest.raises(InputError, match=r"of another version: expected torch 9\.9, got 2"):
-        load(file, versions=versions | {"torch": "9.9"})
+    assert load(file) == here
+    save(replace(here, machine=here.machine | {"cores": 96}), file)
+    with pytest.raises(InputError, match=r"another machine: expected cores \d+, got 96; run python -m benchmark.cal"):
+        load(file)
+    save(replace(here, versions=here.versions | {"torch": "9.9"}), file)
+    with pytest.raises(InputError, match=r"of another version: expected torch 2.*, got 9\.9"):
+        load(file)
     file.write_text(file.read_text()[:-100])
     with pytest.raises(InputError, match=r"calibration.json is damaged .*; run python -m benchmark.calibrate again"):
         load(file)
@@ -322,15 +299,3 @@ def test_a_calibration_is_read_as_it_was_written_and_refused_elsewhere_or_damage
 def test_a_calibration_that_cannot_be_made_is_one_clear_line(words, message):
     with pytest.raises(InputError, match=message):
         parse_calibrate([f"{words[0]}={words[1]}"])
-
-
-def test_the_command_prints_a_table_and_one_json_line(file, monkeypatch, capsys):
-    words = ["--calibration", str(file), "--strategy", "own_zero2", "--rate", "1gbit"]
-    monkeypatch.setattr("sys.argv", ["predict", *words])
-
-    main()
-
-    printed = capsys.readouterr().out
-    assert "own_zero2, gpt2-tiny, 2 workers sharing this machine, 4 x 64 tokens each, link 1gbit" in printed
-    result = json.loads(printed.splitlines()[-1])
-    assert sum(result["parts_ms"].values()) == pytest.approx(result["step_ms"])

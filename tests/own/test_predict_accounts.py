@@ -5,7 +5,7 @@ import json
 import pytest
 
 from benchmark.cost.cell import Cell
-from benchmark.cost.predict_step import Surroundings, predict
+from benchmark.cost.predict_step import predict
 from benchmark.strategies import STRATEGIES
 from cluster.emulate import why_not
 from common.paths import ROOT
@@ -34,8 +34,7 @@ def counted(tmp_path, model, workers, strategies, *more):
 
 
 def predicted(row, model, calibration):
-    cell = Cell(row["strategy"], model, row["workers"], BATCH, LENGTH)
-    return predict(calibration, cell, Surroundings(memory=1e12))
+    return predict(calibration, Cell(row["strategy"], model, row["workers"], BATCH, LENGTH, memory=1e12))
 
 
 def check(rows, model):

@@ -11,43 +11,29 @@ import pytest
 
 from benchmark import predict as predict_command
 from benchmark import tables
-from benchmark.calibrate import together
+from benchmark.calibrate import merge, together
 from benchmark.checks import prediction
 from benchmark.checks.prediction import (
     NEW,
-    ComparedCell,
-    Place,
-    all_places,
+    all_cells,
     compared,
     draw,
+    never_calibrated,
     state_of_the_model,
     summary,
     turns_of,
 )
 from benchmark.cost import calibration as stored
-from benchmark.cost.calibration import EngineTimes, TransferTimes, save
+from benchmark.cost.calibration import EngineTimes, TransferTimes
 from benchmark.cost.cell import Cell
-from benchmark.cost.collective_times import Links, Table, hops, moved, rising
-from benchmark.cost.curve import bend, curve, read_axis, rows, sentence
-from benchmark.cost.predict_step import Surroundings, predict
+from benchmark.cost.collective_times import Links, hops, moved, rising
+from benchmark.cost.curve import curve, read_axis, rows
+from benchmark.cost.predict_step import predict
 from benchmark.cost.predicted_timeline import timeline
 from common.errors import InputError
 from common.timeline.trace import read_trace
-from tests.own.made_up_calibration import made_up_calibration
 
 pytestmark = pytest.mark.medium
-
-
-@pytest.fixture(scope="module")
-def calibration():
-    return made_up_calibration()
-
-
-@pytest.fixture
-def file(tmp_path, calibration):
-    path = tmp_path / "calibration.json"
-    save(replace(calibration, machine=stored.this_machine()), path)
-    return path
 
 
 # ------------------------------------------------------------------------------------- curves
@@ -80,32 +66,25 @@ def test_an_axis_that_is_none_is_one_clear_line(text, message):
         read_axis(text)
 
 
-def test_a_curve_bends_where_communication_takes_over(calibration):
-    where = Surroundings("100mbit", latency=1e-3, cores=2)
+def curve_rows(calibration, cell, text):
+    return rows(curve(calibration, cell, *read_axis(text)))
 
-    points = curve(calibration, Cell("ddp", "gpt2-tiny", 1, 4), where, *read_axis("workers=1..16"))
 
-    assert points[0].speedup == pytest.approx(1.0)
-    efficiencies = [point.efficiency for point in points]
+def test_a_curve_falls_where_communication_takes_over_and_is_a_range_beyond_four_times_what_was_calibrated(calibration):
+    cell = Cell("ddp", "gpt2-tiny", 1, 4, rate="100mbit", latency=1e-3, cores=2)
+
+    *known, far = curve_rows(calibration, cell, "workers=1,2,4,8,16,64")
+
+    assert known[0]["speedup"] == pytest.approx(1.0)
+    efficiencies = [row["efficiency"] for row in known]
     assert efficiencies == sorted(efficiencies, reverse=True)
-    text = sentence("workers", points)
-    assert text.startswith(f"The speed-up bends at {bend(points).label} workers: there the largest part of a step is ")
-    assert points[-1].largest[0] == "communication"
-
-
-def test_a_curve_has_ranges_where_more_than_four_times_the_calibrated_workers_are_asked_for(calibration):
-    places = curve(calibration, Cell("ddp", "gpt2-tiny", 1, 4), Surroundings("1gbit", cores=2), "workers", ["16", "64"])
-
-    near, far = rows(places)
-
-    assert near["step_ms"] > 0
+    assert known[-1]["largest_part"] == "communication"
     assert "step_ms" not in far and far["step_ms_range"][0] < far["step_ms_range"][1]
-    assert bend(places) is None
 
 
 def test_points_are_calibrated_or_not_and_have_no_figure_where_they_do_not_fit(calibration):
-    of_workers = rows(curve(calibration, Cell("ddp", "gpt2-tiny", 1, 4), Surroundings(), *read_axis("workers=1..8")))
-    of_batch = rows(curve(calibration, Cell("ddp", "gpt2-tiny", 2, 4), Surroundings(), *read_axis("batch=4,4000")))
+    of_workers = curve_rows(calibration, Cell("ddp", "gpt2-tiny", 1, 4), "workers=1..8")
+    of_batch = curve_rows(calibration, Cell("ddp", "gpt2-tiny", 2, 4), "batch=4,4000")
 
     assert [row["range"] for row in of_workers] == ["calibrated", "calibrated", "calibrated", "extrapolated"]
     assert of_batch[0]["step_ms"] > 0
@@ -113,15 +92,23 @@ def test_points_are_calibrated_or_not_and_have_no_figure_where_they_do_not_fit(c
 
 
 @pytest.fixture
-def run_main(file, monkeypatch, capsys):
+def run_main(calibration_file, monkeypatch, capsys):
     """Run the main of a module with these words and the made-up calibration; return what it prints."""
 
     def run_it(module, *words):
-        monkeypatch.setattr("sys.argv", ["command", "--calibration", str(file), *map(str, words)])
+        monkeypatch.setattr("sys.argv", ["command", "--calibration", str(calibration_file), *map(str, words)])
         module.main()
         return capsys.readouterr().out
 
     return run_it
+
+
+def test_the_command_prints_a_table_and_one_json_line(run_main):
+    printed = run_main(predict_command, "--strategy", "own_zero2", "--rate", "1gbit")
+
+    assert "own_zero2, gpt2-tiny, 2 workers sharing this machine, 4 x 64 tokens each, link 1gbit" in printed
+    result = json.loads(printed.splitlines()[-1])
+    assert sum(result["parts_ms"].values()) == pytest.approx(result["step_ms"])
 
 
 def test_the_command_draws_a_curve(run_main, tmp_path):
@@ -132,7 +119,7 @@ def test_the_command_draws_a_curve(run_main, tmp_path):
     assert picture.read_bytes().startswith(b"\x89PNG")
     result = json.loads(printed.splitlines()[-1])
     assert [point["at"] for point in result["points"]] == ["1", "2", "4", "8", "16", "32", "64"]
-    assert result["sentence"] in printed
+    assert "largest_part" in printed
 
 
 def test_cells_that_cannot_be_run_are_filled_and_marked(run_main, tmp_path):
@@ -221,7 +208,7 @@ def test_a_slow_measurement_of_a_small_message_is_taken_for_noise():
 
 @pytest.mark.parametrize("strategy", ["ddp", "pipeline", "own_zero3"])
 def test_a_predicted_timeline_is_consistent(strategy, calibration):
-    predicted = predict(calibration, Cell(strategy, "gpt2-tiny", 2, 4), Surroundings("100mbit"))
+    predicted = predict(calibration, Cell(strategy, "gpt2-tiny", 2, 4, rate="100mbit"))
 
     drawn = timeline(predicted)
 
@@ -238,7 +225,7 @@ def test_a_predicted_timeline_is_consistent(strategy, calibration):
 
 
 def test_of_many_ranks_one_of_each_kind_is_drawn(calibration):
-    predicted = predict(calibration, Cell("ddp", "gpt2-tiny", 4096, 4), Surroundings("1gbit", cores=2))
+    predicted = predict(calibration, Cell("ddp", "gpt2-tiny", 4096, 4, rate="1gbit", cores=2))
 
     assert timeline(predicted).label(0) == "each of 4,096 ranks"
 
@@ -254,12 +241,12 @@ def test_the_command_writes_a_timeline_that_can_be_read(run_main, tmp_path):
 
 
 def test_sixty_cells_are_drawn_by_the_state_of_the_model_over_all_links_and_workers():
-    places = draw(60, "one state")
+    cells = draw(60, "one state")
 
-    assert places == draw(60, "one state") and places != draw(60, "another state")
-    assert len({place.name for place in places}) == 60
-    assert {(place.link, place.cell.workers) for place in places} == {(p.link, p.cell.workers) for p in all_places()}
-    assert {name for place in places for name in place.new} == {"strategy", "model", "workers", "link"}
+    assert cells == draw(60, "one state") and cells != draw(60, "another state")
+    assert len(set(cells)) == 60
+    assert {(cell.rate, cell.workers) for cell in cells} == {(cell.rate, cell.workers) for cell in all_cells()}
+    assert {name for cell in cells for name in never_calibrated(cell)} == {"strategy", "model", "workers", "link"}
 
 
 def test_whoever_changes_the_cost_model_draws_other_cells(tmp_path, monkeypatch):
@@ -287,67 +274,63 @@ def test_nothing_that_is_new_is_calibrated(monkeypatch, calibration):
 
 def test_a_prediction_does_not_depend_on_its_cell_s_measurement_and_the_naive_one_adds_everything_up(calibration):
     """Naive: 4 examples of 128 ms, a batch of 8: twice as long; then 4.47 MB over 12.5 MB/s."""
-    place = Place(Cell("ddp", "gpt2-tiny", 2, 8), "100mbit")
+    cell = Cell("ddp", "gpt2-tiny", 2, 8, rate="100mbit")
     launches = [
         [EngineTimes(name, "gpt2-tiny", 64, 8, 2, seconds, 10) for name in ("ddp", "ddp again")]
         for seconds in (0.1, 0.9)
     ]
 
-    fast, slow = (compared(calibration, place, launch) for launch in launches)
+    fast, slow = (compared(calibration, cell, launch) for launch in launches)
 
-    assert fast.predicted == slow.predicted and fast.naive == slow.naive
-    assert fast.measured == pytest.approx(0.1) and slow.measured == pytest.approx(0.9)
-    assert fast.naive == pytest.approx(2 * 0.128 + 4.47 / 12.5, rel=0.01)
+    assert fast["predicted ms"] == slow["predicted ms"]
+    assert fast["measured ms"] == pytest.approx(100) and slow["measured ms"] == pytest.approx(900)
+    naive = [row["measured ms"] * (1 + row["naive"] / 100) for row in (fast, slow)]
+    assert naive == pytest.approx([1e3 * (2 * 0.128 + 4.47 / 12.5)] * 2, rel=0.01)
 
 
 def test_cells_of_a_model_are_resident_together_each_of_them_twice():
-    places = [Place(Cell("ddp", "gpt2-tiny", 2, 2), "1gbit"), Place(Cell("own_ring", "gpt2-tiny", 2, 3), "1gbit")]
+    cells = [Cell("ddp", "gpt2-tiny", 2, 2), Cell("own_ring", "gpt2-tiny", 2, 3)]
+    twice = [("ddp", 2), ("ddp again", 2), ("own_ring", 3), ("own_ring again", 3)]
 
-    (turn,) = turns_of(places, ["ddp", "own_ring"])
-
-    assert turn.engines == [("ddp", 2), ("ddp again", 2), ("own_ring", 3), ("own_ring again", 3)]
+    assert turns_of(cells, ["ddp", "own_ring"]) == [("gpt2-tiny", twice)]
 
 
-def made_up_rows(calibration, factors, naive=2.0):
-    cells = [Cell(name, "gpt2-tiny", 2, 4) for name in ("ddp", "own_ring", "fsdp")]
-    predictions = [predict(calibration, cell, Surroundings("100mbit")) for cell in cells]
+def checked(errors, naive):
     return [
-        ComparedCell(Place(p.cell, "100mbit"), p.seconds / f, 0.01, p, naive * p.seconds)
-        for p, f in zip(predictions, factors, strict=True)
+        {"error": error, "naive": naive, "A/A": 1.0, "never calibrated": new}
+        for error, new in zip(errors, ("", "strategy, link", ""), strict=True)
     ]
 
 
-def test_errors_are_those_of_the_predictions(calibration):
-    figures = summary(made_up_rows(calibration, (1.0, 0.9, 1.02)))
+def test_errors_are_those_of_the_predictions():
+    judged, *parts = summary(checked((0.0, -10.0, 2.0), 100.0))
 
-    assert figures["mean_error"] == pytest.approx(0.04)
-    assert figures["largest_error"] == pytest.approx(0.1)
-    assert figures["worst"].startswith("own_ring, gpt2-tiny, 2 x 4, 100mbit: communication is")
-    assert figures["by_what_is_new"]["another strategy"]["mean_error"] == pytest.approx(0.1)
-    assert figures["by_what_is_new"]["all of it calibrated"]["cells"] == 2
-    assert figures["holds"]
+    assert (judged["of"], judged["mean"], judged["largest"], judged["holds"]) == ("all", 4.0, 10.0, True)
+    assert [(part["of"], part["cells"], part["mean"]) for part in parts] == [
+        ("another strategy", 1, 10.0), ("another link", 1, 10.0), ("all of it calibrated", 2, 1.0),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("factors", "naive"),
-    [((1.0, 1.0, 1.21), 2.0), ((1.1, 1.1, 1.1), 2.0), ((1.05, 1.05, 1.05), 0.95)],
+    ("errors", "naive"),
+    [((0, 0, 21), 100), ((10, 10, 10), 100), ((5, 5, 5), -5)],
     ids=["one is too wrong", "the mean is too wrong", "a table says as much"],
 )
-def test_predictions_that_are_too_wrong_do_not_hold(factors, naive, calibration):
-    assert not summary(made_up_rows(calibration, factors, naive))["holds"]
+def test_predictions_that_are_too_wrong_do_not_hold(errors, naive):
+    assert not summary(checked(errors, naive))[0]["holds"]
 
 
 def test_an_entry_that_is_measured_again_replaces_the_older_one(calibration):
-    from benchmark.calibrate import merge
+    one, other = (EngineTimes(name, "gpt2-tiny", 64, 4, 2, 1.0, 5) for name in ("ddp", "fsdp"))
+    again = replace(stored.empty(), engines=[replace(one, seconds=2.0)])
 
-    old = replace(calibration, engines=[EngineTimes("ddp", "gpt2-tiny", 64, 4, 2, 1.0, 5)])
-    fresh = {"transfers": [], "profiles": [], "small": [], "engines": [vars(replace(old.engines[0], seconds=2.0))]}
+    merged = merge(replace(calibration, engines=[one, other]), again)
 
-    assert [entry.seconds for entry in merge(old, fresh).engines] == [2.0]
+    assert [entry.seconds for entry in merged.engines] == [1.0, 2.0] and merged.profiles == calibration.profiles
 
 
 def test_further_hops_cost_what_a_whole_ring_takes_and_not_what_gloo_takes_for_one_number():
     bytes_, ring = [4, 4096, 65536], 4 * 1e-3  # three workers, four hops
-    table = Table(3, bytes_, [2e-3, ring + 4096e-9, ring + 65536e-9], [0.0] * 3, [])
+    table = TransferTimes("loopback", "all_reduce", 3, bytes_, [2e-3, ring + 4096e-9, ring + 65536e-9], [0.0] * 3)
 
     assert table.latency_of_all_hops == pytest.approx(ring)

@@ -9,7 +9,7 @@ from benchmark.cost.architecture import describe
 from benchmark.cost.calibration import load
 from benchmark.cost.cell import Cell
 from benchmark.cost.collective_times import moved
-from benchmark.cost.predict_step import Surroundings, predict
+from benchmark.cost.predict_step import predict
 from benchmark.cost.programs.unsharded import ddp_buckets
 from cluster.emulate import why_not
 from common.paths import ROOT
@@ -54,7 +54,7 @@ def test_what_was_calibrated_on_loopback_can_be_predicted(tmp_path, workers, str
         (batch, count) for batch in (1, 2) for count in workers
     }
     for profile in calibration.profiles:
-        assert list(profile.forward) == architecture.units
+        assert list(profile.forward) == list(architecture.flops)
         assert set(profile.backward) == {weight.name for weight in architecture.weights}
         assert list(profile.backward)[-1] in ("transformer.wte.weight", "transformer.wpe.weight")
         assert profile.seconds > 0
@@ -90,7 +90,7 @@ def test_a_calibrated_link_knows_its_frames(tmp_path):
         payload = moved(table.operation, table.bytes[-1], 2)
         # A frame of 1,514 bytes carries 1,448, and every second one is answered: 7 % at most.
         assert 1.0 <= table.wire[-1] / payload < 1.08, table.operation
-    prediction = predict(calibration, Cell("ddp", "gpt2-tiny", 2, 2), Surroundings("100mbit"))
+    prediction = predict(calibration, Cell("ddp", "gpt2-tiny", 2, 2, rate="100mbit"))
     assert prediction.seconds > 4_470_272 * 8 / 100e6 * 0.95  # bytes that no link of 100 Mbit/s lets through faster
     assert not any("link" in note for note in prediction.notes)
 
@@ -101,6 +101,7 @@ def test_the_check_of_predictions_prints_its_cells_and_figures():
 
     assert process.returncode == 0, process.stderr[-2000:]
     result = json.loads(process.stdout.splitlines()[-1])
-    assert [row["strategy"] for row in result["rows"]] == ["ddp", "own_overlap", "own_zero2"]
-    assert all(row["measured_s"] > 0 and row["predicted_s"] > 0 for row in result["rows"])
-    assert "worst: " in process.stdout
+    cells = result["cells"][:3]
+    assert [row["strategy"] for row in cells] == ["ddp", "own_overlap", "own_zero2"]
+    assert all(row["measured ms"] > 0 and row["predicted ms"] > 0 for row in cells)
+    assert result["holds"]

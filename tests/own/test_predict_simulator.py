@@ -36,14 +36,6 @@ def in_buckets(backward, network, count, ranks=2):
     return Kind(range(ranks), (*program, *(Wait(f"{i}") for i in range(count))))
 
 
-@pytest.mark.parametrize(("backward", "network"), [(8.0, 4.0), (4.0, 8.0), (6.0, 6.0), (8.0, 0.5)])
-@pytest.mark.parametrize("count", [1, 2, 5, 16])
-def test_overlap_takes_the_longer_stage_and_one_piece_of_the_other(backward, network, count):
-    simulated = simulate([in_buckets(backward, network, count)], Line(0.0, 1.0), ONE_AT_A_TIME)
-
-    assert simulated.seconds == pytest.approx(max(backward, network) + min(backward, network) / count)
-
-
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_every_message_adds_its_latency_where_the_network_is_the_longer_stage(count):
     simulated = simulate([in_buckets(4.0, 8.0, count)], Line(0.3, 1.0), ONE_AT_A_TIME)
@@ -70,13 +62,6 @@ def test_the_bubble_of_a_pipeline_is_stages_less_one_over_all_slots(stages, coun
     busy = 2 * count
     assert simulated.seconds == pytest.approx(2 * (count + stages - 1))
     assert 1 - busy / simulated.seconds == pytest.approx((stages - 1) / (count + stages - 1))
-
-
-@pytest.mark.parametrize(("cores", "seconds"), [(4, 10.0), (2, 10.0), (1, 10.0)])
-def test_computing_takes_as_long_as_it_was_calibrated_with_all_workers(cores, seconds):
-    simulated = simulate([Kind(range(2), (Compute("forward", 10.0),))], Line(0.0, 1.0), Machine(cores, is_shared=True))
-
-    assert simulated.seconds == pytest.approx(seconds)
 
 
 def test_a_worker_that_computes_alone_has_the_cores_of_the_others():

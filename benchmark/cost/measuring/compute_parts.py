@@ -4,8 +4,9 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import psutil
 import torch
@@ -28,20 +29,7 @@ FLAT = (2**12, 2**16, 2**20, 2**22)  # elements
 WIDTHS, ROWS = (64, 128, 256, 512), 512  # of layers
 COPIED = 2**22  # bytes
 
-Stamps = dict[str, float]
-
-
-@dataclass(frozen=True)
-class Parts:
-    """Seconds of one worker's step. rest: the tail of backward, and the optimizer."""
-
-    forward: Stamps
-    backward: Stamps
-    rest: Stamps
-
-    @property
-    def total(self) -> float:
-        return sum(sum(part.values()) for part in (self.forward, self.backward, self.rest))
+Part = tuple[str, str]  # "forward" and a unit; "backward" and a parameter, or "tail"; "optimizer" and nothing
 
 
 class StampedStep:
@@ -51,47 +39,38 @@ class StampedStep:
         alone = replace(settings, strategy="single", world_size=1, rank=0, accumulation=1)
         self.engine = Single(alone, worker, workload.build(alone))
         self.batches = {size: worker.batches(workload.batches(replace(alone, batch_size=size))) for size in batches}
-        self.forward: list[tuple[str, float]] = []
-        self.backward: list[tuple[str, float]] = []
-        self.layers = blocks(self.engine.bare)
-        for i, layer in enumerate(self.layers):
-            layer.register_forward_pre_hook(partial(self._before, i))
-            layer.register_forward_hook(partial(self._after, i))
+        self.ends: dict[str, list[tuple[str, float]]] = {}  # "forward" or "backward" -> its parts, and when each ended
+        layers = blocks(self.engine.bare)
+        layers[0].register_forward_pre_hook(partial(self._note_end, "forward", "before"))
+        # What is between two blocks (a T5's decoder begins so) is counted with the later one.
+        for i, layer in enumerate(layers):
+            layer.register_forward_hook(partial(self._note_end, "forward", f"block {i}"))
         for name, parameter in self.engine.bare.named_parameters():
-            parameter.register_post_accumulate_grad_hook(partial(self._ready, name))
+            parameter.register_post_accumulate_grad_hook(partial(self._note_end, "backward", name))
 
-    def _before(self, i: int, *_: object) -> None:
-        """What is between two blocks (a T5's decoder begins so) is counted with the later one."""
-        if i == 0:
-            self.forward.append(("before", time.perf_counter()))
+    def _note_end(self, phase: str, part: str, *_: object) -> None:
+        self.ends[phase].append((part, time.perf_counter()))
 
-    def _after(self, i: int, *_: object) -> None:
-        self.forward.append((f"block {i}", time.perf_counter()))
-
-    def _ready(self, name: str, _: nn.Parameter) -> None:
-        self.backward.append((name, time.perf_counter()))
-
-    def run(self, size: int) -> Parts:
-        """Take a step with so many examples."""
+    def run(self, size: int) -> dict[Part, float]:
+        """Take a step with so many examples; return the seconds of its parts."""
         batch = next(self.batches[size])
-        self.forward, self.backward = [], []
+        self.ends = {"forward": [], "backward": []}
         begin = time.perf_counter()
         loss = self.engine.forward(batch)
         middle = time.perf_counter()
-        self.forward.append(("after", middle))
         self.engine.backward(loss, last=True)
         end = time.perf_counter()
         self.engine.step(self.engine.settings.learning_rate)
         done = time.perf_counter()
-        rest = {"tail": end - (self.backward[-1][1] if self.backward else middle), "optimizer": done - end}
-        return Parts(differences(begin, self.forward), differences(middle, self.backward), rest)
-
-
-def differences(begin: float, stamps: list[tuple[str, float]]) -> Stamps:
-    seconds = {}
-    for name, moment in stamps:
-        seconds[name], begin = moment - begin, moment
-    return seconds
+        seconds: dict[Part, float] = {}
+        for phase, since, stamps in (
+            ("forward", begin, [*self.ends["forward"], ("after", middle)]),
+            ("backward", middle, [*self.ends["backward"], ("tail", end)]),
+            ("optimizer", end, [("", done)]),
+        ):
+            for name, moment in stamps:
+                seconds[phase, name], since = moment - since, moment
+        return seconds
 
 
 @contextmanager
@@ -112,7 +91,7 @@ def profiles(
     Batch sizes take turns: what slows the machine down for a while slows all of them down.
     """
     share = threads_per_command(workers)
-    runs: dict[int, list[Parts]] = {size: [] for size in batches}
+    runs: dict[int, list[dict[Part, float]]] = {size: [] for size in batches}
     with threads(share):
         stamped = StampedStep(settings, worker, workload, batches)
         rounds, number = LEAST + 1, 0
@@ -131,20 +110,22 @@ def profiles(
     return [profile(here[size], runs[size][1:], workers, share, group) for size in batches]
 
 
-def profile(settings: Settings, runs: list[Parts], workers: int, share: int, group: dist.ProcessGroup) -> Profile:
+def profile(
+    settings: Settings, runs: list[dict[Part, float]], workers: int, share: int, group: dist.ProcessGroup
+) -> Profile:
     """Return what these steps with `settings.batch_size` examples took, part by part. A collective."""
-    totals = [run.total for run in runs]
+    totals = [sum(run.values()) for run in runs]
     usual = statistics.median(totals) / statistics.fmean(totals)  # one run that something else disturbed counts less
-    forward = mean([run.forward for run in runs], workers, group, usual)
-    backward = mean([run.backward for run in runs], workers, group, usual)
-    rest = mean([run.rest for run in runs], workers, group, usual)
+    parts = mean(runs, workers, group, usual)
+    forward, backward = ({name: s for (phase, name), s in parts.items() if phase == p} for p in ("forward", "backward"))
+    tail = backward.pop("tail")
     return Profile(
         settings.model, settings.length, settings.batch_size, workers, share,
-        forward, backward, rest["tail"], rest["optimizer"], spread(totals, workers, group),
+        forward, backward, tail, parts["optimizer", ""], spread(totals, workers, group),
     )  # fmt: skip
 
 
-def mean(runs: list[Stamps], workers: int, group: dist.ProcessGroup, factor: float = 1.0) -> Stamps:
+def mean(runs: list[dict[Any, float]], workers: int, group: dist.ProcessGroup, factor: float = 1.0) -> dict[Any, float]:
     """Return for every name the mean over runs and workers, times this worker's factor.
 
     Not medians: a worker that shares its core is interrupted now and then, for several milliseconds. Most short parts

@@ -1,20 +1,10 @@
 """What the workers of a calibration measure."""
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from benchmark.cost.calibration import LOOPBACK
 
-
-@dataclass(frozen=True)
-class Turn:
-    """Engines that are resident in the same workers and take turns, in random order.
-
-    engines: label and batch size of each. A label is a strategy, or one with a second word: "ddp again".
-    """
-
-    model: str
-    engines: list[tuple[str, int]]
+Turn = tuple[str, list[tuple[str, int]]]  # a model, and of each engine its label and batch size
 
 
 @dataclass(frozen=True)
@@ -22,7 +12,8 @@ class CalibrationPlan:
     """What to measure among the workers of one launch; seconds are spent on each of transfers, compute and engines.
 
     workers: of each measurement, at most as many as were launched. sizes: bytes of transfers, none: no transfers.
-    models and batches: of profiles, none: no profiles. turns: engines whose whole steps are timed together.
+    models and batches: of profiles, none: no profiles. turns: engines that are resident in the same workers, and take
+    turns in random order. A label is a strategy, or one with a second word: "ddp again".
     """
 
     link: str = LOOPBACK
@@ -32,8 +23,3 @@ class CalibrationPlan:
     batches: list[int] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     seconds: float = 8.0
-
-
-def read_plan(content: dict[str, Any]) -> CalibrationPlan:
-    """Return the plan that a worker was given as JSON."""
-    return CalibrationPlan(**content | {"turns": [Turn(**turn) for turn in content["turns"]]})

@@ -3,8 +3,7 @@
 from benchmark.cost.architecture import BYTES, Architecture, Weight
 from benchmark.cost.cell import Cell
 from benchmark.cost.compute_times import ComputeTimes
-from benchmark.cost.programs.program import Compute, Instruction, Kind, Start, Wait
-from benchmark.cost.programs.writer import Writer
+from benchmark.cost.programs.program import Compute, Instruction, Kind, Start, Wait, Writer
 from common.errors import InputError
 from common.timeline.boxes import Phase
 
@@ -25,11 +24,11 @@ def stage_of(block: int, stages: int, blocks: int) -> int:
 
 def on_stage(cell: Cell, model: Architecture, stage: int) -> list[Weight]:
     """Return the parameters of a stage, before they are sliced; the first and the last have the embedding matrix."""
-    last = cell.stages - 1
+    last = cell.grid.pipeline - 1
     weights = []
     for weight in model.weights:
         if weight.block is not None:
-            there = {stage_of(weight.block, cell.stages, model.n_blocks)}
+            there = {stage_of(weight.block, cell.grid.pipeline, model.n_blocks)}
         elif "wte" in weight.name:
             there = {0, last}
         else:
@@ -41,10 +40,10 @@ def on_stage(cell: Cell, model: Architecture, stage: int) -> list[Weight]:
 
 def micro_batches(cell: Cell) -> int:
     """Return into how many micro-batches a replica's examples are cut: as many as divide them, up to four a stage."""
-    if cell.stages == 1:
+    if cell.grid.pipeline == 1:
         return 1
-    total = cell.batch * cell.stages * cell.tensor
-    return max(count for count in range(1, min(total, CHUNKS_A_STAGE * cell.stages) + 1) if total % count == 0)
+    total = cell.batch * cell.grid.pipeline * cell.grid.tensor
+    return max(count for count in range(1, min(total, CHUNKS_A_STAGE * cell.grid.pipeline) + 1) if total % count == 0)
 
 
 def one_forward_one_backward(stage: int, stages: int, count: int) -> list[tuple[str, int]]:
@@ -63,16 +62,17 @@ def elements_of_rank(weight: Weight, slices: int) -> float:
     return weight.elements / (slices if weight.name.endswith(SLICED) else 1)
 
 
-def on_grid(cell: Cell, times: ComputeTimes) -> list[Kind]:
+def on_grid(times: ComputeTimes) -> list[Kind]:
     """One kind for each stage: its ranks differ in their part of the data or in their slices.
 
     Raises InputError for a model that cannot be cut so.
     """
-    model, (stages, replicas, slices) = times.architecture, cell.grid or (1, 1, 1)
+    cell, model, grid = times.cell, times.architecture, times.cell.grid
+    stages, slices = grid.pipeline, grid.tensor
     if model.kind != "gpt2":
         raise InputError(f"--strategy {cell.strategy} cuts GPT-2 into parts, got {cell.model}; use --model gpt2-tiny")
-    if stages * replicas * slices != cell.workers:
-        raise InputError(f"--grid: {stages} x {replicas} x {slices} ranks expected, got --workers {cell.workers}")
+    if grid.ranks != cell.workers:
+        raise InputError(f"--grid: {stages} x {grid.data} x {slices} ranks expected, got --workers {cell.workers}")
     if stages > model.n_blocks:
         raise InputError(
             f"--workers: {cell.model} has {model.n_blocks} blocks, expected at most as many stages, got {stages}"
@@ -84,9 +84,9 @@ def on_grid(cell: Cell, times: ComputeTimes) -> list[Kind]:
     count = micro_batches(cell)
     if count < stages:
         raise InputError(f"--batch_size: a pipeline of {stages} stages needs as many examples, got {count}")
-    of_stage = replicas * slices
+    of_stage = grid.data * slices
     return [
-        Kind(range(stage * of_stage, (stage + 1) * of_stage), tuple(StageProgram(cell, times, stage, count).program()))
+        Kind(range(stage * of_stage, (stage + 1) * of_stage), tuple(StageProgram(times, stage, count).program()))
         for stage in range(stages)
     ]
 
@@ -94,18 +94,19 @@ def on_grid(cell: Cell, times: ComputeTimes) -> list[Kind]:
 class StageProgram:
     """Writes the program of one stage."""
 
-    def __init__(self, cell: Cell, times: ComputeTimes, stage: int, count: int) -> None:
-        self.cell, self.stage, self.count = cell, stage, count
-        self.last = cell.stages - 1
-        self.examples = cell.batch * cell.stages * cell.tensor / count  # of a micro-batch
-        self.writer = Writer(cell, times, stage, self.examples)
+    def __init__(self, times: ComputeTimes, stage: int, count: int) -> None:
+        cell = times.cell
+        self.cell, self.grid, self.stage, self.count = cell, cell.grid, stage, count
+        self.last = self.grid.pipeline - 1
+        self.examples = cell.batch * self.grid.pipeline * self.grid.tensor / count  # of a micro-batch
+        self.writer = Writer(times, stage, self.examples)
         self.activation = self.examples * cell.length * times.architecture.width * BYTES
-        self.kinds = tuple(range(cell.stages))
+        self.kinds = tuple(range(self.grid.pipeline))
 
     def program(self) -> list[Instruction]:
-        cell, writer = self.cell, self.writer
+        cell, grid, writer = self.cell, self.grid, self.writer
         self.together("tokens", "all_gather", cell.batch * cell.length * TOKEN, cell.workers, self.kinds)
-        for direction, i in one_forward_one_backward(self.stage, cell.stages, self.count):
+        for direction, i in one_forward_one_backward(self.stage, grid.pipeline, self.count):
             self.micro_batch("forward" if direction == "forward" else "backward", i)
         if self.last and self.stage in (0, self.last):  # both have the matrix of embedding and head
             shared = max(weight.bytes for weight in writer.model.of_block(None))
@@ -113,19 +114,19 @@ class StageProgram:
             self.together("shared", "hop", shared, 2, (0, self.last))
             writer.copy("communication", shared)
         weights = on_stage(cell, writer.model, self.stage)
-        sizes = [elements_of_rank(weight, cell.tensor) for weight in weights]
+        sizes = [elements_of_rank(weight, grid.tensor) for weight in weights]
         elements = sum(sizes)
         if cell.strategy == "pipeline":
-            self.together("loss", "broadcast", BYTES, cell.stages, self.kinds)
+            self.together("loss", "broadcast", BYTES, grid.pipeline, self.kinds)
             for size in PICKLED:
-                self.together(f"norm {size}", "all_gather", size, cell.stages, self.kinds)
+                self.together(f"norm {size}", "all_gather", size, grid.pipeline, self.kinds)
         else:
-            self.together("loss", "all_reduce", BYTES, cell.stages, self.kinds)
-            if cell.replicas > 1:
+            self.together("loss", "all_reduce", BYTES, grid.pipeline, self.kinds)
+            if grid.data > 1:
                 writer.copy("communication", BYTES * elements, passes=3)
-                self.together("gradients", "all_reduce", BYTES * elements, cell.replicas, (self.stage,))
-            self.together("norm of slices", "all_reduce", BYTES, cell.tensor, (self.stage,))
-            self.together("norm of stages", "all_reduce", BYTES, cell.stages, self.kinds)
+                self.together("gradients", "all_reduce", BYTES * elements, grid.data, (self.stage,))
+            self.together("norm of slices", "all_reduce", BYTES, grid.tensor, (self.stage,))
+            self.together("norm of stages", "all_reduce", BYTES, grid.pipeline, self.kinds)
         writer.update(sizes)
         return writer.instructions
 
@@ -143,13 +144,13 @@ class StageProgram:
             instructions.append(Wait(f"{direction} {i} from {before}"))
         blocks, rest = self.seconds(direction)
         sums = SUMS.get(self.cell.strategy, OUR_SUMS)[direction == "backward"]
-        pieces = len(blocks) * sums if self.cell.tensor > 1 else 1
+        pieces = len(blocks) * sums if self.grid.tensor > 1 else 1
         for piece in range(pieces):
-            seconds = (sum(blocks) / self.cell.tensor + rest) / pieces
+            seconds = (sum(blocks) / self.grid.tensor + rest) / pieces
             instructions.append(Compute(direction, seconds, micro_batch=i))
-            if self.cell.tensor > 1:
+            if self.grid.tensor > 1:
                 name = f"{direction} {i} {piece}"
-                self.together(name, "all_reduce", self.activation, self.cell.tensor, (stage,))
+                self.together(name, "all_reduce", self.activation, self.grid.tensor, (stage,))
         if 0 <= after <= self.last:
             key = f"{direction} {i} from {stage}"
             instructions.append(Start(key, "hop", self.activation, 2, (stage,)))
@@ -159,7 +160,7 @@ class StageProgram:
 
         The head's backward is counted with the first gradient that becomes ready, that of the last norm.
         """
-        step, model, stages = self.writer.step, self.writer.model, self.cell.stages
+        step, model, stages = self.writer.step, self.writer.model, self.grid.pipeline
         own_blocks = [i for i in range(model.n_blocks) if stage_of(i, stages, model.n_blocks) == self.stage]
         ends = [("before", 0), ("after", self.last)]
         if direction == "forward":

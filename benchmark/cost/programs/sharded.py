@@ -4,14 +4,12 @@ import math
 from collections.abc import Iterable
 
 from benchmark.cost.architecture import BYTES, Weight
-from benchmark.cost.programs.program import Instruction
-from benchmark.cost.programs.writer import Writer
+from benchmark.cost.programs.program import Instruction, Writer, cut
+from benchmark.measure.state_bytes import BUCKET, WHOLE
 
-DEEPSPEED_BUCKET = 6_553_600  # elements; reduce_bucket_size of configs/zero*.json
 PREFETCHED = 50_000_000  # elements; stage3_prefetch_bucket_size, DeepSpeed's default
 LIVE = 1e9  # elements; stage3_max_live_parameters, DeepSpeed's default: what is more is gathered again in backward
 Sent = tuple[str, int]  # a message in transit: its key, its bytes
-WHOLE = 100_000  # elements; stage3_param_persistence_threshold of configs/zero3*.json
 
 
 def padded(weights: Iterable[Weight], workers: int) -> int:
@@ -26,16 +24,9 @@ def rows(weights: Iterable[Weight], workers: int) -> int:
 
 def backward_by_block(writer: Writer) -> list[tuple[int | None, float, bool]]:
     """Return the pieces of backward in order: the block, seconds until its next gradient, whether it is its last."""
-    block_of = {weight.name: weight.block for weight in writer.model.weights}
-    missing: dict[int | None, int] = {}
-    for name in writer.step.backward:
-        missing[block_of[name]] = missing.get(block_of[name], 0) + 1
-    pieces = []
-    for name, seconds in writer.step.backward.items():
-        block = block_of[name]
-        missing[block] -= 1
-        pieces.append((block, seconds, not missing[block]))
-    return pieces
+    blocks = [weight.block for weight in writer.ready]
+    pieces = zip(blocks, writer.step.backward.values(), strict=True)
+    return [(block, seconds, block not in blocks[i + 1 :]) for i, (block, seconds) in enumerate(pieces)]
 
 
 # ------------------------------------------------------------------------------------- the lessons in beyond/
@@ -193,8 +184,8 @@ def zero12(writer: Writer) -> list[Instruction]:
     if writer.cell.strategy.startswith("zero1"):  # after backward, matrices first
         writer.backward()
         order = [w for w in model.weights if len(w.shape) > 1] + [w for w in model.weights if len(w.shape) < 2]
-        for size in _deepspeed_buckets(order):
-            _reduce(writer, size)
+        for bucket in cut(order, BYTES * BUCKET):
+            _reduce(writer, sum(weight.bytes for weight in bucket))
     else:
         _backward_in_deepspeed_buckets(writer)
     for _ in range(2):  # overflow, norm
@@ -214,20 +205,16 @@ def zero3(writer: Writer) -> list[Instruction]:
     """
     model, workers = writer.model, writer.workers
     large = [weight for weight in model.weights if weight.elements > WHOLE]
-    pieces: list[int] = []  # elements
-    for weight in large:
-        if not pieces or pieces[-1] + weight.elements > PREFETCHED:
-            pieces.append(0)
-        pieces[-1] += workers * math.ceil(weight.elements / workers)
+    pieces = [sum(padded([weight], workers) for weight in piece) for piece in cut(large, BYTES * PREFETCHED)]
 
     def gather() -> None:
         for piece in pieces:
-            writer.call("all_gather", BYTES * piece / workers)
-            writer.copy("communication", BYTES * piece)
+            writer.call("all_gather", piece / workers)
+            writer.copy("communication", piece)
 
     gather()
     writer.forward()
-    if sum(pieces) > LIVE:
+    if sum(pieces) > BYTES * LIVE:
         gather()
     _backward_in_deepspeed_buckets(writer)
     for _ in range(2):
@@ -235,7 +222,7 @@ def zero3(writer: Writer) -> list[Instruction]:
     writer.update([weight.elements / workers for weight in model.weights])
     for weight in model.weights:
         if weight.elements <= WHOLE:
-            writer.call("all_gather", BYTES * math.ceil(weight.elements / workers))
+            writer.call("all_gather", padded([weight], workers) / workers)
     return writer.instructions
 
 
@@ -246,29 +233,19 @@ def _groups(weights: Iterable[Weight], workers: int) -> list[float]:
     return [BYTES * 2 * math.ceil(count / (2 * workers)) for count in (matrices, rest) if count]
 
 
-def _deepspeed_buckets(order: list[Weight]) -> list[int]:
-    """Bytes of the buckets: what does not fit any more begins a new one."""
-    sizes: list[int] = []
-    for weight in order:
-        if not sizes or sizes[-1] + weight.elements > DEEPSPEED_BUCKET:
-            sizes.append(0)
-        sizes[-1] += weight.elements
-    return [BYTES * size for size in sizes]
-
-
 def _backward_in_deepspeed_buckets(writer: Writer) -> None:
     """A bucket is sent when the next gradient does not fit, and backward waits for it."""
     workers = writer.workers if writer.cell.strategy.startswith("zero3") else 1  # there every gradient is padded
-    sizes = {weight.name: workers * math.ceil(weight.elements / workers) for weight in writer.model.weights}
     full = 0
-    for name, seconds in writer.step.backward.items():
-        writer.compute("backward", seconds)
-        if full and full + sizes[name] > DEEPSPEED_BUCKET:
-            _reduce(writer, BYTES * full)
+    for weight in writer.ready:
+        writer.compute("backward", writer.step.backward[weight.name])
+        size = padded([weight], workers)
+        if full and full + size > BYTES * BUCKET:
+            _reduce(writer, full)
             full = 0
-        full += sizes[name]
+        full += size
     writer.compute("backward", writer.step.tail)
-    _reduce(writer, BYTES * full)
+    _reduce(writer, full)
 
 
 def _reduce(writer: Writer, size: int) -> None:

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 
 from benchmark.cost.architecture import Weight
-from benchmark.cost.programs.program import Instruction
-from benchmark.cost.programs.writer import Writer
+from benchmark.cost.programs.program import Instruction, Writer, cut
 
 DDP_FIRST, DDP_BUCKET = 2**20, 25 * 2**20  # bytes; torch.nn.parallel.DistributedDataParallel's defaults
 HOROVOD_CYCLE = 1e-3  # seconds; HOROVOD_CYCLE_TIME's default
@@ -19,18 +18,18 @@ def single(writer: Writer) -> list[Instruction]:
 def ddp(writer: Writer) -> list[Instruction]:
     """Buckets are sent while backward still computes; gradients lie in the buckets, which are divided in place."""
     writer.forward()
-    _backward_in_buckets(writer, ddp_buckets(_in_ready_order(writer)))
+    _backward_in_buckets(writer, ddp_buckets(writer.ready))
     return writer.updated()
 
 
 def horovod(writer: Writer) -> list[Instruction]:
     """Each cycle of its background thread sends the gradients that have become ready, copied into one message."""
     buckets, left = list[list[Weight]](), 0.0
-    for weight in _in_ready_order(writer):
+    for weight in writer.ready:
         if left <= 0:
             buckets, left = [*buckets, []], HOROVOD_CYCLE
         buckets[-1].append(weight)
-        left -= writer.step.backward.get(weight.name, 0.0)
+        left -= writer.step.backward[weight.name]
     writer.forward()
     _backward_in_buckets(writer, buckets)
     writer.copy("communication", writer.model.bytes)
@@ -40,7 +39,7 @@ def horovod(writer: Writer) -> list[Instruction]:
 def own_overlap(writer: Writer) -> list[Instruction]:
     """The same with the buckets of beyond/overlap.py, into which gradients are copied."""
     writer.forward()
-    _backward_in_buckets(writer, overlap_buckets(_in_ready_order(writer), writer.cell.bucket_bytes))
+    _backward_in_buckets(writer, cut(writer.ready, writer.cell.bucket_bytes))
     return writer.updated()
 
 
@@ -67,13 +66,6 @@ def zero0(writer: Writer) -> list[Instruction]:
     return writer.updated()
 
 
-def _in_ready_order(writer: Writer) -> list[Weight]:
-    """The parameters in the order in which backward completes their gradients."""
-    weights = {weight.name: weight for weight in writer.model.weights}
-    ready = [weights[name] for name in writer.step.backward if name in weights]
-    return ready + [weight for weight in writer.model.weights if weight.name not in writer.step.backward]
-
-
 def ddp_buckets(order: Sequence[Weight]) -> list[list[Weight]]:
     """DistributedDataParallel's rule: a bucket is closed as soon as it holds its size or more."""
     buckets: list[list[Weight]] = [[]]
@@ -84,28 +76,14 @@ def ddp_buckets(order: Sequence[Weight]) -> list[list[Weight]]:
     return [bucket for bucket in buckets if bucket]
 
 
-def overlap_buckets(order: Sequence[Weight], size: int) -> list[list[Weight]]:
-    """beyond/overlap.py's rule: what does not fit any more begins a new bucket."""
-    buckets: list[list[Weight]] = []
-    for weight in order:
-        if not buckets or sum(member.bytes for member in buckets[-1]) + weight.bytes > size:
-            buckets.append([])
-        buckets[-1].append(weight)
-    return buckets
-
-
 def _backward_in_buckets(writer: Writer, buckets: list[list[Weight]]) -> None:
-    missing = [{weight.name for weight in bucket} for bucket in buckets]
-    sizes = [sum(weight.bytes for weight in bucket) for bucket in buckets]
-    keys: list[str] = []
-    for name, seconds in writer.step.backward.items():
-        writer.compute("backward", seconds)
-        for names in missing:
-            names.discard(name)
-        while len(keys) < len(buckets) and not missing[len(keys)]:
-            writer.copy("backward", sizes[len(keys)])
-            keys.append(writer.start("all_reduce", sizes[len(keys)]))
-    writer.compute("backward", writer.step.tail)
-    for size in sizes[len(keys) :]:  # their parameters got no gradient
+    """Send a bucket as soon as its last gradient is complete; `buckets` are in the order of backward."""
+    keys = []
+    for bucket in buckets:
+        for weight in bucket:
+            writer.compute("backward", writer.step.backward[weight.name])
+        size = sum(weight.bytes for weight in bucket)
+        writer.copy("backward", size)
         keys.append(writer.start("all_reduce", size))
+    writer.compute("backward", writer.step.tail)
     writer.wait(*keys)
