@@ -171,7 +171,7 @@ def check_gradients(training: Training, number: int) -> None:
     nothing = not any(array is not None and np.any(array) for array in got.values())
     if nothing and not all(one.is_right(got[key]) for key, one in expected.items()):
         steps = [trace.steps[number] for trace in training.ranks]
-        cause = "no backward pass went through the loss of this batch"
+        cause = "was backward called, and does nothing clear them before the step?"
         if any(batch.has_backward for step in steps for batch in step.batches):
             cause = "backward has been called, so nothing may clear them in between; call zero_grad after the step"
         training.grade.fail(f"step {number + 1}: there is no gradient when the optimizer steps: {cause}")
