@@ -104,7 +104,7 @@ def test_without_gradients_no_stage_builds_a_graph(mode):
 
 
 class MeetInBackward(nn.Module):
-    """In backward, goes on only when the other partition is at work too; not with the micro-batch of value `alone`."""
+    """Continue the backward pass only while the other partition works too, except for the micro-batch `alone`."""
 
     def __init__(self, barrier: threading.Barrier, alone: float) -> None:
         super().__init__()
