@@ -157,7 +157,10 @@ def forgotten_waits(result: Result) -> str:
         lost = [call for call in rank.calls if call.asynchronous and not call.waited]
         if lost:
             first = f"{lost[0].name} #{lost[0].number} ({lost[0].where})"
-            return f"rank {rank.rank} never calls wait() on {len(lost)} asynchronous handles, the first is {first}"
+            which = f"the asynchronous handle of {first}"
+            if len(lost) > 1:
+                which = f"{len(lost)} asynchronous handles, the first is that of {first}"
+            return f"rank {rank.rank} never calls wait() on {which}"
     return ""
 
 

@@ -230,12 +230,13 @@ class Zygote:
         """
         limit = time.monotonic() + KILL_TIME
         while self.reap() and time.monotonic() < limit:
-            kill_all(self.left)
+            kill_all(self.descendants_left)
         if self.folder:
             shutil.rmtree(self.folder, ignore_errors=True)
         self.ranks, self.folder = {}, ""
 
-    def left(self) -> set[int]:
+    def descendants_left(self) -> set[int]:
+        """Return the processes that ranks have started and that still run."""
         self.reap()
         return descendants(os.getpid(), set(self.ranks))
 

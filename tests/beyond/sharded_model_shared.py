@@ -157,14 +157,14 @@ TRAINED = ((3, PLAIN), (2, ODD), (4, ODD), (2, HALF), (2, LARGE), (1, ODD))
 # --- one run ---
 
 
-def why_stuck(result: Result) -> str:
+def why_model_is_stuck(result: Result) -> str:
     """Say why no rank can continue; "" if it is no known mistake."""
     waits = waits_for_held_back(result)
     if "all_gather" in waits:
         return (
             f"{waits} before the block needs it: start the gather of the next block, and wait just before it computes"
         )
-    return toy_shared.why_stuck(result) if waits else ""
+    return toy_shared.why_backward_is_stuck(result) if waits else ""
 
 
 class Key(NamedTuple):
@@ -200,7 +200,7 @@ class ModelRun(OptimizerRun):
 
     setting: ModelSetting
     part = "block"
-    why_stuck = staticmethod(why_stuck)
+    why_stuck = staticmethod(why_model_is_stuck)
 
     def __init__(self, grade: Grade, ranks: int, setting: ModelSetting) -> None:
         self.updates: list[list[Arrays]] = []  # [rank][step][piece], instead of the student's gradients

@@ -23,7 +23,7 @@ from tests.beyond.toy_shared import (
     draw,
     micro_batches,
     rounded,
-    why_stuck,
+    why_backward_is_stuck,
 )  # fmt: skip
 
 TOY, SHARDED = "tests/beyond/toy_in_rank.py", "tests/beyond/sharded_optimizer_in_rank.py"
@@ -148,7 +148,7 @@ class OptimizerRun:
     """One run of a setting: what is right for each rank, and what the ranks did."""
 
     hints, part = HINTS, "bucket"  # part: what messages call a bucket
-    why_stuck = staticmethod(why_stuck)
+    why_stuck = staticmethod(why_backward_is_stuck)
 
     def __init__(self, grade: Grade, ranks: int, setting: Setting, function: InRank) -> None:
         self.grade, self.ranks, self.setting, self.buckets = grade, ranks, setting, setting.buckets()

@@ -111,7 +111,10 @@ def groups(context: Context, lesson: Any, inputs: Any) -> Any:
 
 @in_rank(uses=[IN_RANK], preload=MODELS)
 def train(context: Context, _lesson: Any, inputs: Any) -> Any:
-    """Return loss, norm and gradients of each step of OnGrid, and the parameters at the end."""
+    """Return loss, norm and gradients of each step of OnGrid, and the parameters at the end.
+
+    OnGrid is a given file; it imports the student's functions itself.
+    """
     from beyond.on_grid import OnGrid
     from common.config import Grid
 
@@ -121,7 +124,7 @@ def train(context: Context, _lesson: Any, inputs: Any) -> Any:
     def make_optimizer(parameters: Any) -> torch.optim.Optimizer:
         return torch.optim.SGD(parameters, lr=a["rate"], momentum=a["momentum"])
 
-    part = OnGrid(model, Grid(**a["grid"]), make_optimizer, 0.0, "1f1b", a["micro_batches"])
+    part = OnGrid(model, Grid(**a["grid"]), make_optimizer, weight_decay=0.0, micro_batches=a["micro_batches"])
     steps = []
     for tokens, limit in zip(inputs["tokens"], a["limits"], strict=True):
         part.zero_grad()

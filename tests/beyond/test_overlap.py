@@ -175,7 +175,7 @@ class Reduced:
         arguments = setting.arguments | {"bucket_bytes": setting.bucket_bytes, "finish": finish}
         arguments |= {"late": setting.late or [None] * len(setting.uses), "interrupted": setting.interrupted}
         self.result = run(
-            grade, reduce_gradients, drawn.inputs, HINTS, shared.why_stuck, later=drawn.permits, **arguments
+            grade, reduce_gradients, drawn.inputs, HINTS, shared.why_backward_is_stuck, later=drawn.permits, **arguments
         )  # fmt: skip
         must_be_own_calls(grade, self.result, "send each bucket with dist.all_reduce")
 

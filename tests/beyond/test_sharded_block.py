@@ -154,7 +154,7 @@ def run_blocks(grade: Grade, ranks: int, settings: Sequence[Setting], late: int 
     """Run all blocks one after the other on the same ranks; divide the phases of the run among them."""
     blocks = [BlockRun(grade, ranks, setting) for setting in settings]
     inputs = [[block.inputs[rank] for block in blocks] for rank in range(ranks)]
-    result = run(grade, gather_blocks, inputs, HINTS, why_stuck, late=late)
+    result = run(grade, gather_blocks, inputs, HINTS, why_gather_is_stuck, late=late)
     by_rank = [phases(result, rank) for rank in range(ranks)]
     for number, block in enumerate(blocks):
         block.result, block.values, block.phases = result, [value[number] for value in result.values], []
@@ -165,7 +165,7 @@ def run_blocks(grade: Grade, ranks: int, settings: Sequence[Setting], late: int 
     return blocks
 
 
-def why_stuck(result: Result) -> str:
+def why_gather_is_stuck(result: Result) -> str:
     """Say why no rank can continue; "" if it is no known mistake."""
     waits = waits_for_held_back(result)
     return f"{waits} in start_gather: it must return at once; only wait() waits" if "all_gather" in waits else ""

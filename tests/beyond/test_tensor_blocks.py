@@ -205,12 +205,15 @@ class BlockRun:
         return f"a block of width {self.cut.width} with {self.cut.heads} heads, {self.ranks.words(rank)}"
 
     def check_kept(self) -> None:
-        """Check that each rank has its columns and rows, whole heads, and the attributes that the attention reads."""
+        """Check that each rank has its columns and rows, whole heads, and the attributes that the attention reads.
+
+        Cutting adds no parameter and draws no random number.
+        """
         for rank, values in enumerate(self.result.values):
             weights = self.inputs[rank]["weights"]
             expected = {name: self._slice(rank, name, whole) for name, whole in weights.items()}
             split = len(self.indices(rank, "attn.c_proj.weight"))
-            heads = self.cut.heads * split // self.cut.width
+            heads = split // (self.cut.width // self.cut.heads)  # each has width / heads columns
             why = f"this rank has {heads} of the heads, with {split} columns in each third of c_attn"
             for name, right in (("split_size", split), ("num_heads", heads)):
                 expected[name] = Expected(right, f"attention.{name} is {{got}}, expected {{expected}}: {why}")
@@ -261,7 +264,10 @@ class BlockRun:
                 check(self.grade, f"{self.where(rank)}{again}: ", one, expected, self.result)
 
     def check_agreement(self) -> None:
-        """Check with dropout everywhere that what all ranks have stays equal, and that dropout is on."""
+        """Check, with dropout everywhere, what two passes of the same input leave: gradients by name, y and x.
+
+        What all ranks have must be equal on all of them. The two outputs y must differ, or dropout is off.
+        """
         for rank, values in enumerate(self.result.values):
             first = self.ranks.among(rank)[0]
             where = f"{self.where(rank)}, with dropout: "

@@ -234,8 +234,12 @@ def check_in_transit(
             )
 
 
-def why_stuck(result: Result) -> str:
-    """Say why no rank can continue; "" if it is no known mistake."""
+def why_backward_is_stuck(result: Result) -> str:
+    """Say why no rank can continue; "" if it is no known mistake.
+
+    Either a rank waits for a message while the grader holds another rank back, or ranks send different numbers of
+    messages. The broadcast of the weights at the beginning is not counted.
+    """
     if waits := waits_for_held_back(result):
         return (
             f"{waits} while backward still has gradients to compute: a hook must not wait for what it has just sent: "

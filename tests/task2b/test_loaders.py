@@ -165,7 +165,10 @@ def check_divided_at_random(grade: Grade) -> None:
 
 
 def check_share(grade: Grade) -> None:
-    """Check that a worker's batch is the total divided by the number of workers, and that this number is returned."""
+    """Check that a worker's batch is the total divided by the number of workers, and that this number is returned.
+
+    Also that the loader has batches of this size from partitions that were divided at random.
+    """
     for length, total, ranks in LOADS:
         by_rank, share = loaders(grade, length, total, ranks), total // ranks
         for rank, one in enumerate(by_rank):

@@ -113,7 +113,7 @@ class Trace:
         self.trained: Arrays = next((data["weights"] for data in of("trained")), {})
 
 
-def why_stuck(result: Result) -> str:
+def why_evaluation_is_stuck(result: Result) -> str:
     """Say whether ranks wait for each other because only some of them evaluate."""
     waits = [call for call in result.fault.stuck.values() if call.name == "broadcast"] if result.fault else []
     if not any("evaluation.py" in call.where for call in waits):
@@ -151,7 +151,9 @@ class Script:
             "checkpoint_seed": checkpoint_seed(grade), "vocabulary": VOCABULARY, "rate": RATE, "train": TRAIN,
         }  # fmt: skip
         arguments = {"batch": BATCH // ranks, "epochs": EPOCHS, "config_seed": self.seed, **self.common}
-        self.result = run(grade, run_script, self.inputs, why_stuck=why_stuck, payloads=False, **arguments)
+        self.result = run(
+            grade, run_script, self.inputs, why_stuck=why_evaluation_is_stuck, payloads=False, **arguments
+        )
         self.traces = [Trace(rank.events) for rank in self.result.ranks]
         for rank, trace in enumerate(self.traces):
             if not trace.weights or not trace.trained:
