@@ -150,7 +150,8 @@ class GradientReducer:
              [6] After finish, parameter.grad must be the mean. Prepare that here, or leave it to b.5 [2]: divide by the
                  number of ranks before you send, and set parameter.grad to the piece; then nothing has to be copied
                  back.
-             [7] Start an all_reduce of `flat`, in its dtype, that does not wait, and keep its handle in bucket.work.
+             [7] Start an all_reduce of `flat`, in its dtype, that does not wait, and keep its handle in bucket.work;
+                 also if there is only one rank.
         """
         # TODO(cos598d) b.4: steps [5] to [7] (about 7 lines)
         # BEGIN SOLUTION b.4

@@ -89,7 +89,7 @@ class ShardedBlock:
 
         b.8  [3] Resize the storage of flat.values to nbytes, its full size.
              [4] Start an all_gather of the shards into flat.values that does not wait; keep its handle in `gathering`.
-                 The shard is sent in the dtype of flat.values.
+                 The shard is sent in the dtype of flat.values; also if there is only one rank.
         """
         # TODO(cos598d) b.8: steps [3] and [4] (about 5 lines)
         # BEGIN SOLUTION b.8

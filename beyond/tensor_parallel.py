@@ -96,7 +96,7 @@ def sum_slices(x: Tensor, group: Group) -> Tensor:
 class ColumnParallel(nn.Module):
     """Some output columns of a linear layer x W + b.
 
-    layer: GPT-2's Conv1D has weight (in, out) and bias (out,); it is not needed afterwards.
+    layer: GPT-2's Conv1D has weight (in, out) and bias (out,); it stays as it is: others may use it.
     columns: the indices of this rank's columns.
     """
 

@@ -82,7 +82,8 @@ def _split_module(modules: nn.Sequential) -> tuple[list[nn.Sequential], list[tor
         the layer before it; at the very start, to that of the layer after it.
     [3] If that is not the device of the current partition, the current partition is complete: _assemble_partition
         creates it. Keep it and its device, and begin a new one.
-    [4] After the last layer, one partition is still open. (If no layer has a device, its device is the CPU.)
+    [4] After the last layer, one partition is still open. If no layer has a device, its device is
+        torch.device("cpu").
     """
     partitions: list[nn.Sequential] = []
     devices: list[torch.device] = []

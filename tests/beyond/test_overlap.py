@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -174,9 +175,8 @@ class Reduced:
         self.own = [[[sum(each) for each in zip(*step, strict=True)] for step in steps] for steps in drawn.computed]
         arguments = setting.arguments | {"bucket_bytes": setting.bucket_bytes, "finish": finish}
         arguments |= {"late": setting.late or [None] * len(setting.uses), "interrupted": setting.interrupted}
-        self.result = run(
-            grade, reduce_gradients, drawn.inputs, HINTS, shared.why_backward_is_stuck, later=drawn.permits, **arguments
-        )  # fmt: skip
+        why_stuck = partial(shared.why_hooks_are_stuck, where_to_wait="wait in finish()")
+        self.result = run(grade, reduce_gradients, drawn.inputs, HINTS, why_stuck, later=drawn.permits, **arguments)
         must_be_own_calls(grade, self.result, "send each bucket with dist.all_reduce")
 
     def micros(self, rank: int, step: int) -> list[MicroBatch]:

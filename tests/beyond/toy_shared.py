@@ -235,6 +235,11 @@ def check_in_transit(
 
 
 def why_backward_is_stuck(result: Result) -> str:
+    """Say why no rank can continue, in lessons whose hooks may wait; "" if it is no known mistake."""
+    return why_hooks_are_stuck(result, "wait only for an older message, before you send")
+
+
+def why_hooks_are_stuck(result: Result, where_to_wait: str) -> str:
     """Say why no rank can continue; "" if it is no known mistake.
 
     Either a rank waits for a message while the grader holds another rank back, or ranks send different numbers of
@@ -243,7 +248,7 @@ def why_backward_is_stuck(result: Result) -> str:
     if waits := waits_for_held_back(result):
         return (
             f"{waits} while backward still has gradients to compute: a hook must not wait for what it has just sent: "
-            "send with async_op=True, and wait only for an older message, before you send"
+            f"send with async_op=True, and {where_to_wait}"
         )
     buckets = [[call for call in rank.calls if is_message(call) and call.name != "broadcast"] for rank in result.ranks]
     sent = list(map(len, buckets))

@@ -161,7 +161,8 @@ def refuse_work_at_import(grade: Grade) -> None:
     own = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
     for statement in tree.body:
         if isinstance(statement, ast.Expr | ast.Assign | ast.For | ast.With | ast.Try):
-            names = {node.id for node in ast.walk(statement) if isinstance(node, ast.Name)} & own
+            calls = [node for node in ast.walk(statement) if isinstance(node, ast.Call)]
+            names = {node.id for call in calls for node in ast.walk(call) if isinstance(node, ast.Name)} & own
             if names:
                 grade.fail(
                     f"{grade.file}:{statement.lineno} calls {min(names)}() when the file is imported, and every worker "
