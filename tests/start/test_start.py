@@ -68,6 +68,7 @@ def start_workers(context: Context, lesson: Any, inputs: Any) -> dict[str, Any]:
     start_afresh(lesson, lambda: setattr(lesson, "work", work))
     lesson.work = work
     values: dict[str, Any] = {field.name: None for field in fields(Gpt2Config)}
+    values |= {"join_seconds": 300.0, "hang_seconds": 300.0}  # a join may have one of them as its time limit
     returned = lesson.start_workers(Gpt2Config(**values | {"world_size": context.arguments["children"]}))
     running = multiprocessing.active_children()
     for child in running:
