@@ -37,7 +37,8 @@ HINTS = shared.HINTS | {
     "computes in forward while": "before_forward must wait for the block: wait for block i before it computes",
     "beyond/flat_parameters.py": "a freed parameter is laid out flat again: parameters_by_block must return each "
     "parameter once; parameters that several blocks share belong to the root",
-    "KeyError": "a parameter was taken out of `missing` twice: finish must reset `missing` to all parameters",
+    "KeyError": "a parameter was taken out of `missing` twice: finish must reset `missing` to all parameters of every "
+    "piece, also of the root",
     "'NoneType' object has no attribute 'wait'": "wait() is called on a handle that is None: store the handle of every "
     "message, and receive it once",
 }

@@ -84,10 +84,14 @@ FOLLOW = (
     "remains of the last one after the end of backward"
 )
 EXPOSED: Mapping[str, Mapping[str, float]] = {  # the case -> a mistake, and the seconds exposed that it gives
+    "buckets that never meet": {
+        "the time of a bucket is added before the maximum: it starts at the later of ready and the end of the one "
+        "before, and takes its time from there": 0,
+    },
     "a bucket that waits for the one before it": {
         "the delays of several buckets are added up: exposed is the time from the end of backward to the end of the "
         "last bucket": 4.5,
-    }
+    },
 }
 
 

@@ -288,7 +288,8 @@ class Reduced:
         some_rank_has_none = any(not np.any(self.own[rank][step][k]) for rank in range(self.ranks))
         never = np.full(self.setting.shapes[k], np.inf)  # fits no gradient: all parameters need the same sentences
         mistakes: dict[str, Any] = {
-            "a parameter without a gradient on this rank, or on any, has none afterwards: use zeros for it":
+            "a parameter that had no gradient on this rank has none afterwards: set it to the mean, in which this "
+            "rank counts as zeros":
                 None if some_rank_has_none else never,
             "param.grad is the mean of only the last micro-batch: those under no_sync are missing": mean(last, step),
         }  # fmt: skip

@@ -137,6 +137,9 @@ def check_order(grade: Grade, ranks: int) -> None:
             where = f"{ranks} ranks, {len(everything)} parameters, ready on rank 0: {short(ready, 100)}: rank {rank} "
             if isinstance(got, str) or sorted(got) != everything:
                 words = "expected every parameter once, as a list: those that were not ready come last"
+                own_rest = [k for k in everything if k not in inputs[rank][number]["ready"]]
+                if rank and got == [*ready, *own_rest]:
+                    words = "those at the end were not ready on this rank: add those that rank 0's order lacks"
                 grade.fail(f"{where}has {short(got, 100)}; {words}")
             own, first_got = inputs[rank][number]["ready"], got[: len(ready)]
             mistakes = {

@@ -29,7 +29,8 @@ EXAMPLES, TOKENS = 2, 5
 NO_DROPOUT, RESIDUAL, BOTH = (0.0, 0.0), (0.0, 0.5), (0.4, 0.5)  # dropout of the attention, and of the residual
 SPLIT = "the attention cuts q, k and v apart by attention.split_size: set it to the columns of this rank's heads"
 BLOCK_HINTS = HINTS | {
-    "is out of bounds for dimension": "a layer has no such row or column: c_proj has as many rows as the model is wide",
+    "is out of bounds for dimension": "a layer has no such row or column (weight is (in, out)): c_fc has a column for "
+    "each hidden unit of the MLP; the attention's c_proj has as many rows as the model is wide",
     "not enough values to unpack": SPLIT,
     "too many values to unpack": SPLIT,
     "cannot be multiplied": "the columns of one layer and the rows of the next do not fit: both are of the same heads, "

@@ -199,19 +199,26 @@ def check_iterations(grade: Grade) -> None:
             grade.fail(f"{in_words(*case)}: {complaint}{f': {cause}' if cause else ''}")
 
 
+WAYS = ("sent", "received")
+
+
 def check_epoch(grade: Grade) -> None:
     """Check that an epoch moves the bytes of an iteration as often as it has iterations."""
     iteration = [float(n) for n in grade.draw.integers(10_000, 90_000, size=2)]
     cases = [(2490, 16, 4), (2490, 8, 4), (2490, 4, 4), (22, 7, 3), *draw_epochs(grade)]
     values = results(grade, "traffic_per_epoch", [(iteration, *case) for case in cases])
     for case, got in zip(cases, values, strict=True):
-        for way, per_iteration, per_epoch in zip(("sent", "received"), iteration, got, strict=True):
+        rows = zip(WAYS, iteration, reversed(WAYS), reversed(iteration), got, strict=True)
+        for way, per_iteration, other_way, of_other_way, per_epoch in rows:
             count = per_epoch / per_iteration  # a float, with noise
             if math.isfinite(count) and math.isclose(count, round(count), rel_tol=1e-6):
                 count = round(count)
             if complaint := why_wrong(count, *case):
+                cause = why_so_often(count, *case)
+                if not why_wrong(round(per_epoch / of_other_way, 6), *case):
+                    cause = f"these are the bytes {other_way}, not those {way}: each has its own number in `iteration`"
                 sentence = f"{per_iteration:.0f} bytes {way} in each iteration, got {per_epoch:.0f} in the epoch"
-                grade.fail(f"an epoch of {in_words(*case)}: {sentence}: {why_so_often(count, *case) or complaint}")
+                grade.fail(f"an epoch of {in_words(*case)}: {sentence}: {cause or complaint}")
 
 
 def why_so_often(count: float, examples: int, batch: int, workers: int) -> str:
