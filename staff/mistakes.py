@@ -36,8 +36,10 @@ PRICE_OF_WAITING = 10  # in test runs: such an entry is seen at a deadline
 
 
 def is_about(entry: Entry, region: str, tests: Tests) -> bool:
-    """Whether an entry changes a region, or must fail a test of it."""
+    """Whether an entry changes a region, or must fail a test of it; a patch of a variant may change any of its file."""
     changed = {place.partition("/")[0] for place in entry.bodies}
+    if entry.patch and not entry.is_mistake:
+        changed |= {test.region for test in tests.values() if test.file == entry.file}
     return region in changed.union(tests[test].region for test in entry.fails)
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from common.errors import InputError
 from common.paths import ROOT
+from course.table import load_course
 from staff import attacks
 from staff.proofs import attack_bank, undefended
 from staff.proofs.attack_bank import Attack
@@ -168,7 +169,7 @@ def test_every_row_of_the_page_has_an_attack_every_row_of_the_bank_is_on_the_pag
     bonus = sum(number for row, number in points.items() if row.startswith("b."))
 
     assert {attack.row for attack in BANK.values() if attack.row} == set(points)
-    sentence = f"In all {sum(points.values()) - bonus} of 100 points and {bonus} of 50 bonus points"
+    sentence = f"In all {sum(points.values()) - bonus} of 100 points and {bonus} of {load_course().bonus} bonus points"
     assert sentence in " ".join(text.split())
 
 

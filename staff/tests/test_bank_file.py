@@ -212,3 +212,10 @@ def test_an_entry_is_about_the_regions_that_it_changes_and_those_whose_tests_it_
     entry = Entry("mistakes", "bank", "a name", "1", "a.py", {"1.2/2": "x"}, fails={"test_a": ("words",)})
 
     assert [region for region in ("1.2", "1.3", "1.4") if is_about(entry, region, tests)] == ["1.2", "1.4"]
+
+
+def test_a_variant_that_is_a_patch_is_about_every_region_of_its_file():
+    tests = {"test_a": Grader("t.py::test_a", "a.py", "1.4"), "test_b": Grader("t.py::test_b", "b.py", "1.3")}
+    entry = Entry("variants", "bank", "a name", "1", "a.py", {}, patch="- x\n+ y\n")
+
+    assert [region for region in ("1.2", "1.3", "1.4") if is_about(entry, region, tests)] == ["1.4"]
