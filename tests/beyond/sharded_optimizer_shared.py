@@ -30,8 +30,6 @@ TOY, SHARDED = "tests/beyond/toy_in_rank.py", "tests/beyond/sharded_optimizer_in
 NEVER_RECEIVED = "its message was sent and never received: put what is sent where finish() finds it"
 SMALL = 200  # bytes that a step may send beside the shards: a barrier, a number
 HINTS = {  # torch's words -> what they mean here
-    "all_gather: an earlier call still receives": "a gather is in transit already: wait for it, and start no other "
-    "into the same memory",
     "split_with_sizes expects": "a shard is only this rank's part: its values and its gradient have flat.shard_length "
     "elements",
     "attempting to assign a gradient with dtype": "the values of a shard and its gradient are in float32, also for "
