@@ -100,6 +100,7 @@ class Payloads:
     def __init__(self, result: Result) -> None:
         self.ranks = len(result.ranks)
         sending = [[call for call in rank.calls if call.payload and call.name != "broadcast"] for rank in result.ranks]
+        self.dtypes = {call.dtype for calls in sending for call in calls}
         self.numbers = [flat([call.sent_arrays() for call in calls]) for calls in sending]
 
     def include(self, rank: int, tensor: np.ndarray) -> bool:

@@ -6,6 +6,7 @@
 A lesson says what is right and which mistake leaves which value; only this file makes messages of that.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,6 +32,7 @@ class Expected:
             mistake fits.
         name: what messages call the value; by default its key.
         mistakes: sentence -> what this mistake leaves. It may spare some values and ranks: the message says which.
+            Where an array's sentence begins with "it is", the value's name takes the place of "it".
         everywhere: mistakes that count only if they explain every value of the table, the right ones included.
         tolerance: how far off a number may be.
     """
@@ -70,8 +72,9 @@ def check(
     rank, name = key if isinstance(key, tuple) else ("", key)
     where, name = where.replace("{rank}", str(rank)), one.name or str(name)
     if one.is_array:
-        cause = (forgotten_waits(result) if result else "") or explain(got, expected, wrong)
-        grade.fail("\n".join(filter(None, [cause or one.message, where + difference(name, value, one.value)])))
+        cause = (forgotten_waits(result) if result else "") or explain(got, expected, wrong) or one.message
+        cause = re.sub(r"^it (?=is |was )", lambda _: f"{name} ", cause)  # the first words of a message have a subject
+        grade.fail("\n".join(filter(None, [cause, where + difference(name, value, one.value)])))
     cause = next((sentence for sentence in one.mistakes if one.explained_by(sentence, value)), "")
     sentence = cause or one.message or f"{name}: expected {{expected}}, got {{got}}"
     shown = {"{got}": _in_words(value), "{expected}": _in_words(one.value)}
@@ -117,7 +120,7 @@ def _general_cause(got: Mapping[Key, Any], kind: Mapping[Key, Expected], wrong: 
         return "each has the value of another one: are they in the same order on every worker?"
     largest = max((one.tolerance for one in kind.values()), key=lambda tolerance: tolerance.total)
     factor = common_factor([(got.get(key), kind[key].value) for key in wrong], largest)
-    if factor is not None:
+    if factor is not None and abs(factor - 1) > 0.01:
         return f"it is {factor:.3f} times what is expected{spared(wrong, kind)}"
     for key in (key for key in wrong if isinstance(key, tuple)):
         others = [other for other in kind if other[1:] == key[1:] and matches(kind[key].value, kind[other].value)]

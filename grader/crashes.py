@@ -27,9 +27,11 @@ KNOWN = {
     "output_device arguments only work": "the model is on the CPU, where DistributedDataParallel takes no list of "
     "devices: pass one only on a GPU",
     "for /: 'NoneType' ... all_reduce": "dist.all_reduce returns None: it works in place, so do not use its result",
-    "for /=: 'NoneType'": "the gradient is None: dist.all_reduce works in place and returns None, so do not assign its "
+    "for /=: 'NoneType'": "the gradient is None: a collective works in place and returns None, so do not assign its "
     "result; and leave out parameters without a gradient",
     "got <class 'NoneType'>": "a collective was given None instead of a tensor: leave out parameters that have no "
+    "gradient (param.grad is None)",
+    "must be Tensor, not NoneType": "None stands where torch needs a tensor: leave out parameters that have no "
     "gradient (param.grad is None)",
     "'NoneType' object has no attribute 'wait'": "wait() is called on None: a call returns a handle only with "
     "async_op=True, so pass it, and keep the handle",

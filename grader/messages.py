@@ -122,7 +122,7 @@ def in_full(entry: Entry) -> str:
 
 def in_a_line(entry: Entry) -> str:
     """Return a failure's status and message, shortened to one line."""
-    return textwrap.shorten(in_full(entry), SHORT, placeholder=" ...")
+    return textwrap.shorten(re.sub(r"\n\s*", "; ", in_full(entry)), SHORT, placeholder=" ...")
 
 
 def waits_for(entry: Entry) -> tuple[str, str]:

@@ -50,7 +50,7 @@ class Handle(c10d.Work):
     """What a call returns. Its outputs are written when the call has completed and somebody waits for it.
 
     waits_at_once: the call has no async_op, so its inputs cannot change before wait(). sends: the tensor of a send(),
-    kept so that its memory is not reused; no later call may write into it.
+    kept so that its memory is not reused; until wait(), no later call may write into it, and no recv into the outputs.
     """
 
     def __init__(
@@ -205,6 +205,11 @@ class BrokeredGroup(ProcessGroup):
                 raise SilentlyWrongError(
                     f"{name}: the result would overwrite a tensor that is still being sent (gloo gives no error); wait "
                     "for the send first, or receive into a tensor of its own"
+                )
+            if name == "recv" and _overlap(outputs, handle.outputs):
+                raise SilentlyWrongError(
+                    "recv: an earlier call still receives into the same memory (gloo gives no error, and either may "
+                    "write there last); wait() for that call first, or receive into a tensor of its own"
                 )
             if _overlap(sends, handle.outputs):
                 raise SilentlyWrongError(

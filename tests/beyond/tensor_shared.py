@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from grader.arithmetic import Tolerance
-from grader.call_checks import ExpectedCall, Phase, check_calls, phases
+from grader.call_checks import JOINING, ExpectedCall, Phase, all_calls, check_calls, phases
 from grader.grading import Grade
 from grader.ranks.outcome import Result
+from grader.ranks.phrases import rank_names
 
 DTYPES = {"float32": 4, "float64": 8, "bfloat16": 2}  # bytes of an element
 
@@ -122,15 +123,28 @@ def check_sum(
         check_calls(grade, where, rank, phase.calls, [] if payload is None else [message], advice)
 
 
+def check_groups(grade: Grade, result: Result, ranks: Ranks) -> None:
+    """Fail if a rank makes a call with other ranks than those of its group."""
+    for call in all_calls(result):
+        if call.name not in JOINING and set(call.members) != set(ranks.among(call.rank)):
+            among = rank_names(call.members)
+            grade.fail(
+                f"{ranks.words(call.rank)}, calls {call.name} with {among} ({call.where}): pass the group on, to every "
+                "function and layer that takes one"
+            )
+
+
 def mistakes_of(direction: str, everyone: Given, given: Given, own: int) -> dict[str, np.ndarray]:
     """Return mistake -> the value that it leaves. `given`: inputs of the group's members; own: this member's place."""
     key = {"forward": "x", "backward": "upstream"}[direction]
     tensors = [one[key] for one in given]
     total = np.sum(tensors, axis=0)
-    values = {
-        "it is only this rank's tensor; expected the sum over the group": tensors[own],
-        "it is the sum over the group; expected what this rank was given, as it is": total,
-        "it is the mean; expected the sum": total / len(tensors),
-        "it is the sum over all ranks: pass the group on, group=...": np.sum([one[key] for one in everyone], axis=0),
+    what = {"forward": "the result", "backward": "the gradient"}[direction]
+    return {
+        f"{what} is only this rank's tensor; expected the sum over the group": tensors[own],
+        f"{what} is the sum over the group; expected what this rank was given, as it is": total,
+        f"{what} is the mean; expected the sum": total / len(tensors),
+        f"{what} is the sum over all ranks: pass the group on, group=...": np.sum(
+            [one[key] for one in everyone], axis=0
+        ),
     }
-    return {f"{direction}: {sentence}": value for sentence, value in values.items()}

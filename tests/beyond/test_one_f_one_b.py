@@ -142,7 +142,7 @@ def warm_up(m: int, schedule: Sequence[Actions]) -> str:
     right, reason = 1, "the last stage starts its first backward right after its first forward"
     for stage in reversed(range(len(schedule))):
         if before[stage] != right:
-            return f"stage {stage} makes {before[stage]} forwards before its first backward, expected {right}: {reason}"
+            return f"stage {stage} runs {before[stage]} forwards before its first backward, expected {right}: {reason}"
         right, reason = min(m, right + 1), f"one more than stage {stage}, and never more than {m}"
     return ""
 

@@ -186,7 +186,7 @@ def mistakes_in_sum(rank: int, parts: list[np.ndarray], got: np.ndarray, complet
     instead = {f"rank {rank} completes chunk {k} instead of its own: first send your left neighbour's own chunk": got
                for k in complete}  # fmt: skip
     return instead | {
-        "nothing was added: it is only the rank's own part; after N-1 rounds it must contain all parts": parts[rank],
+        "the chunk holds only this rank's own part: add what you receive, in each of N-1 rounds": parts[rank],
         "it is the mean; the ring gives the sum": total / len(parts),
         "the rank's own part is in the sum twice: N ranks need N-1 rounds, one alone needs none": total + parts[rank],
         **{

@@ -18,7 +18,7 @@ from grader.compare import Expected, check
 from grader.grading import Grade
 from grader.in_rank import in_rank, run, run_alone
 from grader.wire import drawn
-from tests.beyond.tensor_shared import FOUR, HINTS, ONE, PAIRS, SLICED, THREE, TWO, Cut, Ranks
+from tests.beyond.tensor_shared import FOUR, HINTS, ONE, PAIRS, SLICED, THREE, TWO, Cut, Ranks, check_groups
 
 if TYPE_CHECKING:  # what a function finds in a rank
     from grader.inside.tools import Context, Tensor, copy_of, dtype_of, own_group, torch
@@ -159,7 +159,7 @@ def check_columns(grade: Grade) -> None:
             "values": as_neighbours,
         }
         expected = {
-            "heads": Expected(heads, "`heads` is changed; it is the caller's"),
+            "heads": Expected(heads, "attention_columns changes `heads`, which belongs to the caller"),
             "columns": Expected(right, mistakes=mistakes),
         }
         check(grade, where, got, expected)
@@ -218,10 +218,8 @@ class BlockRun:
             why = f"this rank has {heads} of the heads, with {split} columns in each third of c_attn"
             for name, right in (("split_size", split), ("num_heads", heads)):
                 expected[name] = Expected(right, f"attention.{name} is {{got}}, expected {{expected}}: {why}")
-            random = (
-                "shard_block changes torch's random state: where dropout acts on what all ranks have, all must draw "
-            )
-            expected["random"] = Expected(True, f"{random}the same numbers")
+            random = "shard_block changes torch's random state: all ranks must draw the same numbers for dropout"
+            expected["random"] = Expected(True, random)
             more = sorted(set(values) - {*weights, "split_size", "num_heads", "random", "passes"})
             got = values | {"more": more}
             expected["more"] = Expected([], "there is a new parameter {got}: replace the four matrices, nothing else")
@@ -235,7 +233,7 @@ class BlockRun:
         mistakes = {"it is still whole": whole}
         message = "c_proj gets what this rank's heads give, side by side: it needs the rows of these heads"
         if "c_attn" in name:
-            message = "heads are cut, or they are those of another rank: each rank has whole heads, own_part of them"
+            message = "a head is cut, or belongs to another rank: take whole heads, those of own_part"
             piece = np.array_split(np.arange(whole.shape[axis]), ranks)[self.ranks.among(rank).index(rank)]
             words = "one piece of c_attn cuts through q, k and v: take the columns of whole heads from each third"
             mistakes[words] = np.take(whole, piece, axis)
@@ -246,15 +244,17 @@ class BlockRun:
 
     def check_passes(self) -> None:
         """Check that output and gradients are the whole block's, or slices of them."""
-        dropout = "with dropout, it is not what one worker computes: dropout acts as it does there, where it did"
+        dropout = "with dropout, the block computes something else than on one worker: leave its dropout layers and "
+        dropout += "torch's random state as they are"
+        check_groups(self.grade, self.result, self.ranks)
         called = {"y": "the output", "x": "the gradient of the input"}
         for rank, values in enumerate(self.result.values):
             n, expected = len(self.ranks.among(rank)), {}
             for name, whole in self.whole[rank].items():
                 right = whole[self.place(rank, name)]
                 mistakes = {
-                    f"it is {n} times too large: summed over ranks that all have the whole of it": right * n,
-                    f"it is 1/{n} of it: divided, though nothing was summed": right / n,
+                    f"it is {n} times too large: summed over ranks although each has the whole of it": right * n,
+                    f"it is 1/{n} of what is expected: divided, though nothing was summed": right / n,
                 }
                 expected[name] = Expected(
                     right, "" if self.dropout == NO_DROPOUT else dropout, called.get(name, f"the gradient of {name}"),
@@ -272,8 +272,8 @@ class BlockRun:
         for rank, values in enumerate(self.result.values):
             first = self.ranks.among(rank)[0]
             where = f"{self.where(rank)}, with dropout: "
-            message = f"it is not the same as on rank {first}: what all ranks have must stay equal, and so must the "
-            message += "dropout that acts on it"
+            message = f"the values differ from those of rank {first}: every rank has the whole of them, and dropout "
+            message += "must drop the same elements on all ranks"
             for own, other in zip(values["passes"], self.result.values[first]["passes"], strict=True):
                 shared_by_all = {name: value for name, value in other.items() if name not in SLICED}
                 tolerance = Tolerance(slack=0.1)

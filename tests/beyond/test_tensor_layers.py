@@ -146,7 +146,7 @@ def expected_of_function(name: str, everyone: Given, given: Given, own: int, dty
         "dtype": Expected(dtype, "expected a tensor of {expected} from forward, got {got}"),
         "x": Expected(xs[own], f"forward changes x in place: {in_place}", tolerance=EXACT),
         "upstream": Expected(upstreams[own], f"backward changes its gradient in place: {in_place}", tolerance=EXACT),
-        "y": Expected(y, f"forward: {message}", "the result", forward, tolerance=tolerance(dtype)),
+        "y": Expected(y, message, "the result", forward, tolerance=tolerance(dtype)),
         "y without graph": Expected(y, "", "the result under no_grad", forward, tolerance=tolerance(dtype)),
         "gradient": Expected(gradient, "", "the gradient", backward, tolerance=tolerance(dtype)),
         "gradient's dtype": Expected(dtype, "expected a gradient of {expected} from backward, got {got}"),
@@ -214,7 +214,7 @@ class WholeLayers:
 
         def whole_bias(right: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
             words = (
-                f"it is 1/{n} of the gradient: the bias is whole on every rank; add it once, after g, and divide "
+                f"it is 1/{n} of what is expected: the bias is whole on every rank; add it once, after g, and divide "
                 "neither it nor its gradient"
             )
             return right, in_g(right)[1] | {words: right / n}
@@ -294,6 +294,7 @@ class LayersRun:
 
     def check_computed(self) -> None:
         """Check that outputs and gradients are those of one worker."""
+        shared.check_groups(self.grade, self.result, self.ranks)
         called = {"y": "the output", "x": "the gradient of x"}
         for rank, values in enumerate(self.result.values):
             for case, dtype in enumerate(DTYPES):
@@ -336,7 +337,7 @@ def expected_slices(name: str, dtype: str, given: Mapping[str, np.ndarray]) -> d
     for key in right:
         message = f"expected a Parameter in self.{key}, got {{got}}: Parameter(...)"
         expected[f"{key}'s class"] = Expected("Parameter", message)
-    expected["more"] = Expected([], "the layer has a parameter {got}: a rank keeps its own slices and no more")
+    expected["more"] = Expected([], "there is a parameter {got}: keep only this rank's slices, in weight and bias")
     expected["frozen"] = Expected([], "{got} requires no gradient, so it cannot be trained")
     for key, value in right.items():
         cut = key == "weight" or name == "column"  # the bias of a RowParallel is whole, and may be that of the layer
@@ -351,7 +352,9 @@ def expected_slices(name: str, dtype: str, given: Mapping[str, np.ndarray]) -> d
             )
             message += "bytes of its own, got a view of {got}; copy the slice, clone()"
             expected[f"{key} bytes"] = Expected(value.size * DTYPES[dtype], message)
-    return expected | {"changed": Expected([], "the whole layer's {got} is changed: it is the caller's")}
+    return expected | {
+        "changed": Expected([], "your code changes the whole layer's {got}, which belongs to the caller")
+    }
 
 
 def wrong_slices(name: str, key: str, given: Mapping[str, np.ndarray], axis: int) -> dict[str, np.ndarray]:

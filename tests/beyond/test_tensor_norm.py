@@ -14,7 +14,7 @@ from grader.compare import Expected, check
 from grader.grading import Grade
 from grader.in_rank import in_rank, run
 from grader.wire import drawn
-from tests.beyond.tensor_shared import ALL, Ranks
+from tests.beyond.tensor_shared import ALL, Ranks, check_groups
 
 if TYPE_CHECKING:  # what a function finds in a rank
     from grader.inside.tools import Context, Tensor, copy_of, dtype_of, nn, own_group, torch
@@ -82,6 +82,7 @@ def check_norm(grade: Grade, ranks: Ranks) -> None:
         inputs.append({"part": part, "gradients": gradients})
     arguments: dict[str, Any] = {"groups": ranks.groups, "sizes": (INSIDE, OUTSIDE), "dtypes": DTYPES}
     result = run(grade, norms, inputs, **arguments)
+    check_groups(grade, result, ranks)
     for rank, values in enumerate(result.values):
         for case, got in enumerate(values):
             group = ranks.among(rank)
@@ -94,7 +95,7 @@ def check_norm(grade: Grade, ranks: Ranks) -> None:
             members = [inputs[other]["gradients"][case] for other in group]
             expected = {"graph": Expected(False, graph), "norm": expected_norm(members, group.index(rank), case)}
             for name, gradient in members[group.index(rank)].items():
-                changed = f"the gradient of {name} is changed; it is needed for the step"
+                changed = f"squared_norm changes the gradient of {name}, which the step needs"
                 limit = None if gradient is None else 1e-2 * np.abs(gradient) + 1e-8
                 expected[name] = Expected(gradient, changed, tolerance=Tolerance(limit=limit))
             check(grade, where, got, expected, result)
@@ -121,7 +122,7 @@ def expected_norm(members: list[dict[str, Any]], own: int, case: int) -> Expecte
         "head.weight counts twice: two modules share it, and it is one parameter": right
         + squares(["head.weight"], members[0]),
         "only slices are in it: add what all ranks have, once": sum(slices),
-        "it is the norm: expected its square": right**0.5,
+        "the norm was returned: expected its square": right**0.5,
         "it was divided by the number of ranks": right / n,
         "the slices were averaged over the group; expected their sum": sum(slices) / n + whole,
         "norms of slices were added: squares add up, norms do not": sum(one**0.5 for one in slices) ** 2 + whole,

@@ -118,14 +118,14 @@ class OneParameter(NamedTuple):
 
 
 MISTAKES: dict[str, Callable[[OneParameter], Any]] = {  # mistake -> what it leaves on the rank; the first that fits
-    "the gradient is None: dist.all_reduce works in place and returns no tensor, so do not assign its result":
-        lambda g: None,
+    "the gradient is None: a collective (all_reduce, scatter) works in place and returns no tensor, so do not assign "
+    "its result": lambda g: None,
     "every worker still has its own gradient, which was never passed to a collective: do you send param.grad (the "
     "tensors of state_dict() have none), and do you also send the last bucket?":
         lambda g: g.filled(np.inf) if g.was_sent else g.own,
     "every gradient is {ranks}.000 times the mean on {ranks} workers: did you divide by world_size, as "
     "dist.get_world_size() gives it, and in place (/= or div_)?": lambda g: g.all.sum(0),
-    "it is still the worker's own gradient: the result did not get into param.grad (.to(dtype), .clone() and "
+    "the gradient is still the worker's own: the result did not get into param.grad (.to(dtype), .clone() and "
     "param.grad / n are new tensors: copy the mean back)": lambda g: g.own,
     "param.grad is the worker's own gradient divided by world_size: nothing was summed": lambda g: g.own / g.ranks,
     "param.grad is rank 0's gradient: it was distributed without averaging": lambda g: g.all[0],
@@ -166,8 +166,10 @@ def mean_of(gradients: list[np.ndarray], rank: int, payloads: Payloads, total: f
     """Expect the mean of one parameter's gradients on a rank."""
     one = OneParameter(np.asarray(gradients, np.float64), rank, payloads.include(rank, gradients[rank]))
     mean = np.asarray(one.all.mean(0))
+    short = set[str]() if one.was_sent else payloads.dtypes & {"float16", "bfloat16"}
+    rounded = f"gradients of float32 travel as {min(short)}, which rounds them" if short else ""
     table = with_inputs(mistakes_of(one.ranks), one)
-    return Expected(mean, mistakes=table, tolerance=Tolerance(total, limit=limit))
+    return Expected(mean, rounded, mistakes=table, tolerance=Tolerance(total, limit=limit))
 
 
 # --- what is right ---

@@ -66,7 +66,7 @@ def course(tmp_path):
 @pytest.mark.parametrize(("body", "points", "message"), [
     pytest.param("return tensor * world_size", 2, "", marks=pytest.mark.proof),
     pytest.param(
-        "return tensor / world_size", 0, "it is divided: multiply by world_size\nrank 0 of 3: result",
+        "return tensor / world_size", 0, "result is divided: multiply by world_size\nrank 0 of 3: result",
         marks=pytest.mark.medium,
     ),
 ])  # fmt: skip

@@ -55,12 +55,13 @@ def test_what_is_close(got, expected, tolerance, is_close):
     ("float32", Expected("float32"), ""),
     (None, Expected(None), ""),
     (np.float64(1 / 3), Expected(np.float32(1 / 3)), ""),
-    (np.asarray(1.0), Expected(np.float32(0.5)), "it is 2.000 times what is expected\nvalue: expected 0.5, got 1"),
+    (np.asarray(1.0), Expected(np.float32(0.5)), "value is 2.000 times what is expected\nvalue: expected 0.5, got 1"),
     (1, Expected(True), "value: expected True, got 1"),  # of another type
     (MEAN * 0.375, Expected(MEAN, "the messages are wrong"), "the messages are wrong\nvalue"),
     ("{got}", Expected("float32", "got {got}, expected {expected}"), "got {got}, expected float32"),
     (MEAN * 2, Expected(MEAN, mistakes={"zero": MEAN * 0, "double": MEAN * 2, "again": MEAN * 2}), "double\nvalue"),
-    (None, Expected(MEAN, mistakes={"it is gone": None}), "it is gone\n"),
+    (None, Expected(MEAN, mistakes={"it is gone": None}), "value is gone\n"),
+    (MEAN * 1.001, Expected(MEAN), "value (2, 2): expected"),  # nearly 1: no factor, but rounding
 ], ids=str)  # fmt: skip
 def test_a_wrong_value_is_told_with_its_cause(got, expected, words):
     message = message_of({"value": got}, {"value": expected})
@@ -102,13 +103,16 @@ ZERO, NOTHING = {"mistakes": {"it is zero": MEAN * 0}}, {"everywhere": {"nothing
 
 
 @pytest.mark.parametrize(("known", "wrong", "words"), [
-    (ZERO, lambda rank, name, right: right if name == FIRST else MEAN * 0, "it is zero; from parameter 1 on: does"),
-    (ZERO, lambda rank, name, right: right * rank, "it is zero; only on rank 0\non rank 0, parameter 0"),
-    (ZERO, lambda rank, name, right: right * (1 - rank), "it is zero; only on ranks other than 0\non rank 1"),
+    (ZERO, lambda rank, name, right: right if name == FIRST else MEAN * 0,
+     "parameter 1 is zero; from parameter 1 on: does"),
+    (ZERO, lambda rank, name, right: right * rank,
+     "parameter 0 is zero; only on rank 0\non rank 0, parameter 0"),
+    (ZERO, lambda rank, name, right: right * (1 - rank),
+     "parameter 0 is zero; only on ranks other than 0\non rank 1"),
     (NOTHING, lambda rank, name, right: MEAN * 0, "nothing was done"),
     # a mistake of the whole table is not named where a right value contradicts it
-    (NOTHING, lambda rank, name, right: right if name == FIRST else MEAN * 0, "it is 0.000 times what is"),
-    ({}, lambda rank, name, right: right * 0.375, "it is 0.375 times what is expected\n"),
+    (NOTHING, lambda rank, name, right: right if name == FIRST else MEAN * 0, "parameter 1 is 0.000 times what is"),
+    ({}, lambda rank, name, right: right * 0.375, "parameter 0 is 0.375 times what is expected\n"),
     ({}, lambda rank, name, right: RIGHT[rank, SECOND if name == FIRST else FIRST], "each has the value of another"),
     ({}, lambda rank, name, right: np.arange(4.0).reshape(2, 2) ** (rank + 2), "the workers have different results"),
 ])  # fmt: skip

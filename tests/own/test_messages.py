@@ -73,6 +73,12 @@ def test_ranks_that_say_the_same_are_one_cause_however_many_they_are():
     assert lines[2:] == ["    same cause: test_b"]
 
 
+def test_a_message_in_one_line_keeps_its_cause_apart_from_the_place():
+    lines = messages([entry("test_a", DIVIDE.format(3)), entry("test_b", "a cause\n  file:7  line\nmore")], COURSE)
+
+    assert lines[3] == "  wrong: a cause; file:7 line; more [test_b]"
+
+
 def test_only_the_first_message_of_a_region_is_long():
     long = "expected " + "0.1 " * 100
     lines = messages([entry("test_a", long + "a"), entry("test_b", "other words, " + long)], COURSE)

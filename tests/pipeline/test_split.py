@@ -187,7 +187,7 @@ def cause_of_missing(missing: list[int], one: Case) -> str:
     if set(missing) <= one.no_device:
         return f"layer {number} has no device and is in no partition: {rule_without_device(number, one)}"
     if set(one.places[-1][1]) <= set(missing):
-        return "the last partition is missing: also add it when there are no more layers"
+        return "the last partition is missing: after the loop, add the partition that is still open"
     firsts = [numbers[0] for _, numbers in one.places[1:]]
     where = ", the first after a change of device," if number in firsts else ""
     return f"layer {number}{where} is in no partition: every layer belongs to one"

@@ -148,7 +148,8 @@ def check_entries(grade: Grade, where: str, entries: list[dict[str, str]], sent:
             "dtype": {of_gradient: "float32", f"that is what was asked for, but not what is sent: {CONVERT}": dtype},
             "elements": {f"that is the first dimension of {right['shape']}: use numel()": first},
             "bytes": {
-                of_gradient: str(4 * elements),
+                f"those are 4 bytes for each element, but {sending.call.dtype} has {BYTES.get(sending.call.dtype, 4)}: "
+                "take element_size() of the tensor that is sent": str(4 * elements),
                 "an element takes more than one byte, see element_size()": str(elements),
                 "those are bits": str(8 * int(right["bytes"])),
             },

@@ -35,13 +35,15 @@ def train(grade: Grade, **changes: Any) -> Training:
 # --- 1.2: the gradient of every batch ---
 
 
-def cause_of_gradients(got: Mapping[str, Any], right: Mapping[str, np.ndarray], loss: float) -> str:
+def cause_of_gradients(batch: Batch, right: Mapping[str, np.ndarray], loss: float) -> str:
     """Return the mistake that leaves these gradients instead of the batch's; "" if it is no known one."""
+    got = batch.gradients[-1]
     none = [name for name in right if got.get(name) is None or not np.any(got[name])]
     if len(none) == len(right):
+        if batch.has_backward:
+            return "no parameter has a gradient, though backward was called: the gradients are cleared right after it"
         return (
-            "no parameter has a gradient: backward was not called (did you forget the parentheses?), or the "
-            "gradients were cleared right after it"
+            "no parameter has a gradient: backward was not called on the batch's loss (did you forget the parentheses?)"
         )
     if none:
         return f"{', '.join(none)} have no gradient, but others do: compute those of all parameters"
@@ -74,7 +76,7 @@ def check_backward(training: Training, batches: Sequence[Batch]) -> None:
             for table in (expected, added)
         )
         if not is_right:
-            cause = cause_of_gradients(batch.gradients[-1], own, loss)
+            cause = cause_of_gradients(batch, own, loss)
             expected = {name: replace(one, message=cause) for name, one in expected.items()}
             check(training.grade, f"after the backward pass of batch {number}, ", batch.gradients[-1], expected)
         before = {name: array for name, array in batch.gradients[-1].items() if array is not None}
@@ -99,7 +101,9 @@ def test_backward_gives_the_gradient_of_the_batch(grade: Grade) -> None:
 @graded("1.2")
 def test_every_batch_has_a_gradient_of_its_own(grade: Grade) -> None:
     training = train(grade, learning_rate=0.0)  # steps, right or wrong, move nothing
-    check_backward(training, [batch for batch in training.ranks[0].batches if batch.gradients])
+    batches = [batch for batch in training.ranks[0].batches if batch.gradients]
+    # Without the optimizer's steps, something else may move the parameters: then only the first batch is known.
+    check_backward(training, batches if training.ranks[0].steps else batches[:1])
 
 
 # --- 1.3: a step for every batch; the rules that hold on several workers, too ---
