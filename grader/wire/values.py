@@ -47,6 +47,11 @@ DTYPES = (
 WIRE_DTYPES = {"bfloat16": "uint16"} | {name: name for name in DTYPES}
 
 
+def item_bytes(dtype: str) -> int:
+    """Return the bytes of one element on the wire."""
+    return np.dtype(WIRE_DTYPES[dtype]).itemsize
+
+
 class MessageError(ValueError):
     """Bytes that are no message, or a value that cannot be one."""
 
@@ -174,7 +179,7 @@ def _decode(node: object, body: memoryview, make: MakeArray) -> Any:
     dtype, shape, offset = content
     if not all(type(n) is int and 0 <= n < 1 << 40 for n in [*shape, offset]) or len(shape) > 32:
         raise ValueError("not a shape or offset")
-    length = math.prod(shape) * np.dtype(WIRE_DTYPES[dtype]).itemsize
+    length = math.prod(shape) * item_bytes(dtype)
     return make(dtype, shape, body[offset : offset + length])  # which refuses if the body ends before
 
 

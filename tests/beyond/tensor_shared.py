@@ -11,8 +11,6 @@ from grader.call_checks import ExpectedCall, Phase, check_calls, phases
 from grader.grading import Grade
 from grader.ranks.outcome import Result
 
-DTYPES = {"float32": 4, "float64": 8, "bfloat16": 2}  # bytes of an element
-
 
 @dataclass(frozen=True)
 class Ranks:
