@@ -6,7 +6,7 @@
 The command runs unchanged on each node, with {rank} replaced. Node r is called node{r} and has one interface, eth0,
 with the address 10.10.1.{r+1}. It needs no root access if the system allows user namespaces; otherwise use sudo.
 Nothing is left behind, no matter how the program ends: everything is in separate namespaces, which the kernel removes
-with their last process.
+with their last process. No maintained library was found that does this.
 """
 
 import argparse

@@ -71,7 +71,7 @@ def stop_when_input_closes(group: int) -> None:
 
 
 def stop(group: int) -> None:
-    """Ask the process group to end, then kill it."""
+    """Ask the process group to end, then kill it; what another user runs in it (sudo) is only for that user to end."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGTERM)
         time.sleep(GRACE_SECONDS)
@@ -80,7 +80,7 @@ def stop(group: int) -> None:
 
 def kill_what_is_left(group: int) -> None:
     """The command has ended: end what it started, also what left its process group (this process adopts orphans)."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # as in `stop`
         os.killpg(group, signal.SIGKILL)
     adopted = Path("/proc/self/task") / str(os.getpid()) / "children"
     with contextlib.suppress(OSError):  # /proc is Linux's, and this file an option of the kernel

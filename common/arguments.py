@@ -76,6 +76,11 @@ def _glue_config(kind: type[Glue], task: str, flags: Namespace) -> Glue:
     )  # fmt: skip
     if config.task_name not in GLUE_TASKS:
         raise InputError(f"--task_name: expected one of {', '.join(GLUE_TASKS)}; got {config.task_name!r}")
+    if sample and config.task_name != "rte":
+        raise InputError(
+            f"--task_name {config.task_name}: the embedded sample has RTE alone; download this task with "
+            "`python download_glue_data.py`, and pass its folder as --data_dir"
+        )
     check_at_least(config, 1, "per_gpu_train_batch_size", "per_gpu_eval_batch_size", "num_train_epochs")
     check_at_least(config, 8, "max_seq_length")
     with_model = _find_model(config, "bert")

@@ -84,7 +84,7 @@ class PeakMemory:
                 self._stopped.set()  # another thread takes over, with its own period
             self._stopped = threading.Event()
             threading.Thread(target=self._look, args=(self._stopped, period), daemon=True).start()
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # not Linux, or forbidden: the peak since the process began counts
             Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
             self.process_bytes = 0
 

@@ -1,12 +1,11 @@
 """Tells which files of a tree are as the course gave them out."""
 
 import ast
-import json
-from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
 from common.paths import ROOT
+from course.manifest import read_manifest
 from course.table import Course
 from grader.wire.values import Fields
 
@@ -18,8 +17,8 @@ def is_given(tree: Path, file: str) -> bool:
     if tree.resolve() != ROOT:
         course_copy = (ROOT / file).read_bytes() if (ROOT / file).is_file() else None
         return course_copy is not None and (content == course_copy or _code(content) == _code(course_copy))
-    given_out = _manifest(ROOT / ".handout.json")
-    return not given_out or given_out.get(file) == sha256(content).hexdigest()
+    manifest = read_manifest(ROOT)
+    return not manifest or manifest["files"].get(file) == sha256(content).hexdigest()
 
 
 def _code(content: bytes) -> str:
@@ -28,15 +27,6 @@ def _code(content: bytes) -> str:
         return ast.dump(ast.parse(content))
     except (SyntaxError, ValueError, RecursionError):
         return repr(content)
-
-
-@cache
-def _manifest(path: Path) -> dict[str, str]:
-    """Return file -> digest of all that was given out; empty in the source that the handout is built from."""
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8"))["files"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
 
 
 def given_common(tree: Path, course: Course) -> Fields | None:

@@ -22,6 +22,7 @@ import pytest
 from common.errors import InputError
 from common.paths import ROOT, atomic_write, cache_dir
 from course.graded_tests import GradedTest
+from course.manifest import read_manifest
 from course.next_step import next_step
 from course.table import STEPS_OF_A_HINT, Course, load_course
 from grader import messages, ranks, report, tampering
@@ -72,6 +73,7 @@ def pytest_configure(config: pytest.Config) -> None:
     tree = Path(config.getoption("--tree") or os.environ.get("COS598D_TREE") or ROOT).resolve()
     try:
         course = load_course()
+        read_manifest(ROOT)  # a damaged manifest is said here, once, and not in every test
         config.stash[SESSION] = Session(tree, course, config.getoption("--seed"))
     except InputError as error:
         raise pytest.UsageError(str(error)) from None

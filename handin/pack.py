@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import InputError
+from course.manifest import read_manifest
 from course.table import Course
 from course.zip_files import write_zip
 from handin.student import Student
@@ -84,7 +85,7 @@ def collect(tree: Path, course: Course, report: Report, points: dict[str, Any] |
     files: dict[str, bytes] = {}
     left_out: list[str] = []
     missing = [what for what, _ in report.findings.missing]
-    given = _given_out(tree)
+    given = read_manifest(tree).get("files", {})
     for source, name in _code_files(tree, course):
         if reason := _why_not(source):
             if not _is_given(source, given.get(source.relative_to(tree).as_posix())):
@@ -121,14 +122,6 @@ def _code_files(tree: Path, course: Course) -> Iterable[tuple[Path, str]]:
             ours = course.may_student_change(name) and "__pycache__" not in path.parts
             if ours and (path.is_symlink() or path.is_file()):
                 yield path, archive_name(name, course)
-
-
-def _given_out(tree: Path) -> dict[str, str]:
-    """File -> digest of what the handout contains; empty in the source that the handout is built from."""
-    try:
-        return dict(json.loads((tree / ".handout.json").read_text(encoding="utf-8"))["files"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
 
 
 def _is_given(path: Path, digest: str | None) -> bool:

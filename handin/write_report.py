@@ -54,7 +54,7 @@ ASKS = {
     "and 1f1b each: which part of the bytes grows with the batch, and which depends only on the model? Why do tensor "
     "groups stay on one machine?",
 }
-OPTIONAL = ("traffic", "beyond")  # sections that may stay empty
+BONUS = "beyond"  # a section that may stay empty
 
 
 @dataclass(frozen=True)
@@ -145,10 +145,7 @@ def write_markdown(
         "Which run each number came from": sections.where_from([*usable, *demo], findings)
         + sections.stopped_tables(stopped),
     }
-    left_over = {name: text for name, text in words.items() if name not in ASKS and text.strip()}
-    if left_over:  # sections that an earlier version of this command had
-        parts["Further notes"] = "\n".join(section(name, words, "kept from an earlier report") for name in left_over)
-    if empty := [name for name in ASKS if name not in OPTIONAL and not words.get(name, "").strip()]:
+    if empty := [name for name in ASKS if name != BONUS and not words.get(name, "").strip()]:
         findings.missing.append((f"your own words: {', '.join(empty)}", "edit report/report.md"))
     body = "\n".join(f"## {head}\n\n{part}" for head, part in parts.items())
     return f"{_head(student)}\n{_unfinished(findings)}{body}\n"

@@ -103,7 +103,7 @@ def example_model(name: str) -> nn.Module:
     path = model_path(name, "bert")
     model = transformers.BertForSequenceClassification(transformers.BertConfig.from_pretrained(path, num_labels=2))
     ids = torch.ones(1, 8, dtype=torch.long)  # (B, T)
-    torch.autograd.backward(model(input_ids=ids, labels=torch.zeros(1, dtype=torch.long)).loss)
+    model(input_ids=ids, labels=torch.zeros(1, dtype=torch.long)).loss.backward()
     return model
 
 

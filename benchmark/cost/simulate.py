@@ -9,7 +9,8 @@ Whatever is under way has a speed between 0 and 1, which changes when something 
 - Order. A rank's collectives begin in the order in which they were started, at most `slots` at a time: gloo has so many
   threads. A collective begins when all members have started it.
 
-So overlap, contention, waiting and bubbles are not formulas here. They are what comes out.
+So overlap, contention, waiting and bubbles are not formulas here. They are what comes out. (SimPy has no resource that
+everybody shares equally, so the processors would still be written here.)
 """
 
 from collections.abc import Iterator, Sequence

@@ -7,7 +7,9 @@
 
 A block is the next T ids of a stream, so one folder serves every block length. One document in twenty is used for
 validation, the same ones in every run. The cache (common/cache.py) makes the folder: it gets its name when it is
-complete, and is checked when it is opened. common/data/oscar_text.py reads the text.
+complete, and is checked when it is opened. common/data/oscar_text.py reads the text with Hugging Face datasets, whose
+cache of tokens is not used: it does not notice a byte that has changed in the middle, and tokenising 12.6 MB into it
+took 10.3 s (here: 8.5 s).
 """
 
 import hashlib

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from common.timeline.spans import Span, merged
 from common.timeline.waiting import Message
+from common.workers.collectives import element_bytes
 
 MARK = "timeline: mark"
 # Operators that compute. Those of autograd and of the pipeline enclose others, and waits as well.
@@ -32,18 +33,6 @@ NAMES = {
     "recv": "recv",
 }
 OTHER_AT = {"gather": 3, "scatter": 3, "reduce": 3, "broadcast": 2, "send": 2, "recv": 2}  # the argument: root or peer
-SIZES = {
-    "double": 8,
-    "long int": 8,
-    "float": 4,
-    "int": 4,
-    "c10::Half": 2,
-    "c10::BFloat16": 2,
-    "short int": 2,
-    "signed char": 1,
-    "unsigned char": 1,
-    "bool": 1,
-}
 # What torch.distributed.pipelining calls the forward and the backward of a micro-batch.
 MICRO_BATCH = re.compile(r"(Forward|Backward) (\d+)|PP:\d+(F|B)(\d+)")
 
@@ -135,8 +124,8 @@ def _name(operator: str) -> str:
 def _bytes(event: dict) -> int:
     """Return the size of the tensors that this rank passed in; of a recv, of what it received."""
     pairs = zip(event["args"].get("Input Dims", []), event["args"].get("Input type", []), strict=False)
-    of_tensors = [(shape, SIZES[kind]) for shape, kind in pairs if kind in SIZES]  # and not lists or flags
-    return sum(math.prod(shape) * size for shape, size in of_tensors)
+    # element_bytes is 0 for what is no tensor: a list, whose shape is a list of shapes, or a flag
+    return sum(math.prod(shape) * size for shape, kind in pairs if (size := element_bytes(kind)))
 
 
 def _micro_batch(name: str) -> str:

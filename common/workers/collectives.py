@@ -14,6 +14,7 @@ from bisect import bisect_right
 from collections import Counter
 from dataclasses import dataclass
 
+import torch
 import torch.distributed as dist
 
 from common.workers.rows import Calls
@@ -166,7 +167,14 @@ class CollectiveLog:
         return [{"name": n, "count": self._count[n], "bytes": self._bytes[n]} for n in sorted(self._count)]
 
 
-_BYTES = {"Double": 8, "Long": 8, "Float": 4, "Int": 4, "Half": 2, "BFloat16": 2, "Short": 2}  # others: 1
+_CHARACTERS = {"byte": "uint8", "unsigned char": "uint8", "char": "int8", "signed char": "int8"}
+
+
+def element_bytes(dtype: str) -> int:
+    """Return the bytes of an element of a dtype in C++'s words, such as BFloat16 or long int; 0 if it is none."""
+    name = dtype.removeprefix("c10::").removesuffix(" int").lower()
+    known = getattr(torch, _CHARACTERS.get(name, name), None)
+    return known.itemsize if isinstance(known, torch.dtype) else 0
 
 
 def _collective(entry: dict, messages_before: int = 0) -> Collective:
@@ -174,7 +182,7 @@ def _collective(entry: dict, messages_before: int = 0) -> Collective:
     name = {"allreduce": "all_reduce", "allgather": "all_gather", "all_reduce_barrier": "barrier"}.get(name, name)
     shapes = tuple(tuple(shape) for shape in entry.get("input_sizes", ()))
     dtypes = tuple(dtype.removeprefix("torch.") for dtype in entry.get("input_dtypes", ()))
-    sizes = [math.prod(shape) * _BYTES.get(dtype, 1) for shape, dtype in zip(shapes, dtypes, strict=False)]
+    sizes = [math.prod(shape) * element_bytes(dtype) for shape, dtype in zip(shapes, dtypes, strict=False)]
     # Gloo marks an entry as retired when it is complete. NCCL only does so later, in a thread of its own.
     on_nccl = entry["profiling_name"].startswith("nccl:")
     pending = entry["state"] != "completed" if on_nccl else not entry.get("retired", True)

@@ -55,6 +55,7 @@ def _now() -> ProcessorTime:
 
 
 def _of_all_programs() -> float | None:
+    """Return seconds; None where psutil cannot read them, such as in a container that hides some cores."""
     try:
         cores = psutil.cpu_times(percpu=True)
         times = [cores[number] for number in os.sched_getaffinity(0)]

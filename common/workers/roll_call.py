@@ -36,6 +36,7 @@ class Caller:
     process: Process
 
     def send(self, **words: object) -> None:
+        """Send the words; a worker that has left cannot receive them, and says itself why it left."""
         with contextlib.suppress(OSError):
             self.connection.sendall(json.dumps(words).encode() + b"\n")
 

@@ -201,6 +201,7 @@ class Watchdog:
         first = min(row.rank for row in rows if row.takes_part)
         if self._config.rank == first:
             self._print([*table(rows), conclusion])
+            # Without this file, a report does not mention the run; on the screen is all that it would hold.
             with contextlib.suppress(OSError), atomic_write(self._config.output_dir / STOPPED_FILE) as file:
                 cells = [cell for row in rows for cell in row.display_all()]
                 json.dump({"conclusion": conclusion, "rows": cells}, file, indent=1)

@@ -219,7 +219,7 @@ class Zygote:
                 if pid == 0:
                     return True
                 if pid in self.ranks:
-                    with contextlib.suppress(OSError):
+                    with contextlib.suppress(OSError):  # the grader has ended, and closed its end
                         self.report(kind="exit", rank=self.ranks.pop(pid), code=os.waitstatus_to_exitcode(status))
         return False
 

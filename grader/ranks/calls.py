@@ -14,7 +14,7 @@ import numpy as np
 
 from grader.ranks.phrases import Phrase, sentence
 from grader.wire.reductions import REDUCTIONS
-from grader.wire.values import WIRE_DTYPES, Fields, MessageError, to_array, to_bytes
+from grader.wire.values import Fields, MessageError, item_bytes, to_array, to_bytes
 
 SILENTLY_WRONG = "SilentlyWrongError"  # the type of a rank's error, see grader/inside/backend.py
 
@@ -84,8 +84,8 @@ class Call(Event):
     def price(self) -> float:
         """Return the fewest bytes that a rank must send for such a call, whatever the algorithm."""
         if "sends" in self.data:  # all but what it sends to itself
-            return self.sent - _item(self.dtype) * self.data["sends"][self.members.index(self.rank)]
-        tensor = math.prod(self.shape) * _item(self.dtype) if self.dtype else 0
+            return self.sent - item_bytes(self.dtype) * self.data["sends"][self.members.index(self.rank)]
+        tensor = math.prod(self.shape) * item_bytes(self.dtype) if self.dtype else 0
         return tensor * PRICES.get(self.name, lambda n: 0.0)(len(self.members))
 
     def sent_arrays(self) -> np.ndarray:
@@ -140,7 +140,7 @@ def parse_call(rank: int, message: dict) -> Call:
         root = message.get("root", message.get("peer"))
         unequal = name == "reduce_scatter" and "sends" in message
         at_root, elsewhere = (1, 1) if unequal else INPUTS[name](len(members))
-        unit = math.prod(shape) * _item(dtype) if dtype else 0
+        unit = math.prod(shape) * item_bytes(dtype) if dtype else 0
         if len(raw) != unit * (at_root if root in (rank, None) else elsewhere):
             raise ValueError(f"{name} of {shape} {dtype} with {len(raw)} bytes")
         if rank not in members or (name in ROOTED and root not in members):
@@ -165,11 +165,6 @@ def parse_call(rank: int, message: dict) -> Call:
         raise MessageError(f"not a call: {type(error).__name__}: {error}") from None
 
 
-def _item(dtype: str) -> int:
-    """Return the bytes of one element."""
-    return np.dtype(WIRE_DTYPES[dtype]).itemsize
-
-
 def compute(calls: list[Call]) -> list[bytes]:
     """Return what each member of a collective gets back, in the order of the group."""
     n, name = len(calls), calls[0].name
@@ -182,7 +177,7 @@ def compute(calls: list[Call]) -> list[bytes]:
         return [payloads[at_root.index(True)]] * n
     if name in ("scatter", "reduce_scatter"):
         whole = payloads[at_root.index(True)] if name == "scatter" else _reduced(calls)
-        elements = len(whole) // _item(calls[0].dtype)
+        elements = len(whole) // item_bytes(calls[0].dtype)
         return _cut(whole, calls[0].dtype, calls[0].data.get("sends", [elements // n] * n))
     if name == "all_to_all":
         parts = [_parts(call) for call in calls]
@@ -200,7 +195,7 @@ def _parts(call: Call) -> list[bytes]:
 
 def _cut(whole: bytes, dtype: str, sizes: list[int]) -> list[bytes]:
     """Cut bytes into parts of these sizes, in elements."""
-    ends = [_item(dtype) * end for end in accumulate(sizes, initial=0)]
+    ends = [item_bytes(dtype) * end for end in accumulate(sizes, initial=0)]
     return [whole[begin:end] for begin, end in pairwise(ends)]
 
 

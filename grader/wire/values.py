@@ -6,7 +6,8 @@ as you like. On the wire a message is two lengths, a JSON header and a body of r
     {"loss": 0.5, "grad": tensor}  ->  {"dict": {"loss": 0.5, "grad": {"array": ["float32", [2, 3], 0]}}} + 24 bytes
 
 A dict is tagged, so no key of a student can pass for an array. Tuples arrive as lists. A student's message may hold
-anything: what does not parse raises MessageError, and nothing in it is ever executed.
+anything: what does not parse raises MessageError, and nothing in it is ever executed. msgspec would save 40 lines, but
+accepts messages that are refused here.
 """
 
 import json
@@ -44,6 +45,11 @@ DTYPES = (
     "float64",
 )
 WIRE_DTYPES = {"bfloat16": "uint16"} | {name: name for name in DTYPES}
+
+
+def item_bytes(dtype: str) -> int:
+    """Return the bytes of one element on the wire."""
+    return np.dtype(WIRE_DTYPES[dtype]).itemsize
 
 
 class MessageError(ValueError):
@@ -173,7 +179,7 @@ def _decode(node: object, body: memoryview, make: MakeArray) -> Any:
     dtype, shape, offset = content
     if not all(type(n) is int and 0 <= n < 1 << 40 for n in [*shape, offset]) or len(shape) > 32:
         raise ValueError("not a shape or offset")
-    length = math.prod(shape) * np.dtype(WIRE_DTYPES[dtype]).itemsize
+    length = math.prod(shape) * item_bytes(dtype)
     return make(dtype, shape, body[offset : offset + length])  # which refuses if the body ends before
 
 

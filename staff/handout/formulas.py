@@ -4,6 +4,10 @@ Two expressions are the same formula if they have equally many variables and, wi
 value wherever both are tried. A variable is anything but arithmetic: a name, an attribute, a call. A local name that is
 assigned once is replaced by what it was assigned.
 
+The leak that only this finds: a graded test or a given tool that computes what a region asks for, to compare it, such
+as `right = 2 * (n - 1) * size / n` beside region 4.2's `moved = 2 * (world_size - 1) * size / world_size`. It has no
+line and no name of the solution, so leaks.py does not see it. The judge of task 4 had this very line once.
+
 Not found: a formula in words (prose may teach it), as a table, a loop or a recursion, or spread over several functions.
 """
 

@@ -19,6 +19,9 @@ The graders' own process has a limit of memory, so a rank that sends too much en
 
 Always there: the graders are in other processes than the ranks and take values from them, never verdicts; a clean
 environment; a copied tree; a deadline; a watch on memory; a sweep of all that is left. staff/attacks.py proves each.
+
+bubblewrap, nsjail and systemd-run isolate a program that they start. Ranks are forked from a process that has imported
+torch; a program of its own would cost each rank 5 s.
 """
 
 import functools

@@ -6,6 +6,7 @@ import fcntl
 import os
 import socket
 import struct
+import sys
 from pathlib import Path
 
 PDEATHSIG, DUMPABLE, SUBREAPER, NO_NEW_PRIVS, SECCOMP = 1, 4, 36, 38, 22  # of prctl(2)
@@ -86,9 +87,12 @@ def kill_user(uid: int) -> None:
     """As root: kill all processes of a user who is nobody else. One call ends them all, however fast they fork."""
     pid = os.fork()
     if pid == 0:
+        is_user = False
         with contextlib.suppress(OSError):
             os.setgroups([])
             os.setresuid(uid, uid, uid)
-            os.kill(-1, 9)
-        os._exit(0)
-    os.waitpid(pid, 0)
+            is_user = True
+            os.kill(-1, 9)  # an error if there is no process of this user: nothing is left to end
+        os._exit(0 if is_user else 1)
+    if os.waitpid(pid, 0)[1]:
+        print(f"warning: could not end the processes of user {uid}; some may still run", file=sys.stderr)

@@ -53,7 +53,7 @@ def _allow(rules: int, path: str | Path, rights: int) -> None:
     try:
         place = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:
-        return
+        return  # missing on this machine, or not readable anyway; what is left out here stays forbidden
     try:
         rights &= -1 if Path(path).is_dir() else OF_FILES
         syscall(ADD, ctypes.c_int(rules), ctypes.c_int(BENEATH), struct.pack("=Qi", rights, place), ctypes.c_uint(0))

@@ -343,3 +343,15 @@ def alive(pid: int) -> bool:
 def test_the_kernel_names_what_it_refuses():
     with pytest.raises(OSError, match="prctl 99999"):
         kernel.prctl(99999)
+
+
+def test_processes_of_a_user_that_may_not_be_ended_are_said(monkeypatch, capfd):
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    for name in ("setgroups", "setresuid", "kill"):
+        monkeypatch.setattr(os, name, refuse)
+
+    kernel.kill_user(12345)
+
+    assert "could not end the processes of user 12345; some may still run" in capfd.readouterr().err

@@ -12,8 +12,6 @@ from grader.grading import Grade
 from grader.ranks.outcome import Result
 from grader.ranks.phrases import rank_names
 
-DTYPES = {"float32": 4, "float64": 8, "bfloat16": 2}  # bytes of an element
-
 
 @dataclass(frozen=True)
 class Ranks:

@@ -18,7 +18,8 @@ from grader.in_rank import in_rank, run
 from grader.ranks.outcome import Result
 from grader.wire import drawn
 from tests.beyond import tensor_shared as shared
-from tests.beyond.tensor_shared import DTYPES, HINTS, PAIRS, THREE, TWO, Given, Ranks, numbers, tolerance
+from tests.beyond.tensor_shared import HINTS, PAIRS, THREE, TWO, Given, Ranks, numbers, tolerance
+from tests.beyond.toy_shared import BYTES
 
 if TYPE_CHECKING:  # what a function finds in a rank
     from grader.inside.tools import Context, copy_of, dtype_of, nn, own_group, torch
@@ -173,7 +174,7 @@ class WholeLayers:
     """The two layers of one group in one case, as one worker has them, and the part of each member."""
 
     def __init__(self, seed: int, count: int, group: tuple[int, ...], case: int) -> None:
-        draw, dtype, leading = drawn.generator(seed, 42, count, *group, case), list(DTYPES)[case], LEADING[case]
+        draw, dtype, leading = drawn.generator(seed, 42, count, *group, case), list(BYTES)[case], LEADING[case]
         ends = sorted(draw.choice(np.arange(1, OUTSIDE), len(group) - 1, replace=False))
         self.parts = np.split(
             draw.permutation(OUTSIDE), ends
@@ -267,11 +268,11 @@ class LayersRun:
     def __init__(self, grade: Grade, ranks: Ranks, computes: bool) -> None:
         self.grade, self.ranks = grade, ranks
         self.wholes = {
-            group: [WholeLayers(grade.seed, ranks.count, group, case) for case in range(len(DTYPES))]
+            group: [WholeLayers(grade.seed, ranks.count, group, case) for case in range(len(BYTES))]
             for group in map(ranks.among, range(ranks.count))
         }
-        self.inputs = [[self._given(rank, case) for case in range(len(DTYPES))] for rank in range(ranks.count)]
-        arguments: dict[str, Any] = {"dtypes": list(DTYPES), "groups": ranks.groups, "computes": computes}
+        self.inputs = [[self._given(rank, case) for case in range(len(BYTES))] for rank in range(ranks.count)]
+        arguments: dict[str, Any] = {"dtypes": list(BYTES), "groups": ranks.groups, "computes": computes}
         self.result = run(grade, layers, self.inputs, HINTS, **arguments)
 
     def whole(self, rank: int, case: int) -> tuple[WholeLayers, int]:
@@ -286,7 +287,7 @@ class LayersRun:
     def check_kept(self) -> None:
         """Check that each layer keeps copies of this rank's columns or rows as its only parameters."""
         for rank, values in enumerate(self.result.values):
-            for case, dtype in enumerate(DTYPES):
+            for case, dtype in enumerate(BYTES):
                 for name in ("column", "row"):
                     expected = expected_slices(name, dtype, self.inputs[rank][case][name])
                     where = f"{NAMES[name]}, {self.ranks.words(rank)}, {dtype}: "
@@ -297,7 +298,7 @@ class LayersRun:
         shared.check_groups(self.grade, self.result, self.ranks)
         called = {"y": "the output", "x": "the gradient of x"}
         for rank, values in enumerate(self.result.values):
-            for case, dtype in enumerate(DTYPES):
+            for case, dtype in enumerate(BYTES):
                 whole, member = self.whole(rank, case)
                 for layer, outputs in whole.outputs(member).items():
                     got = values[case][layer]
@@ -318,7 +319,7 @@ class LayersRun:
             for event, name in ways:
                 for case, phase in enumerate(shared.of_phase(self.result, rank, event, name)):
                     whole, member = self.whole(rank, case)
-                    dtype = list(DTYPES)[case]
+                    dtype = list(BYTES)[case]
                     payload = whole.products(member).get((event, name))  # None: nothing may be sent
                     where = f"{NAMES[name]}, {event}, {self.ranks.words(rank)}, {dtype}"
                     shared.check_sum(self.grade, where, rank, phase, payload, self.ranks.among(rank), ONE_SUM)
@@ -351,7 +352,7 @@ def expected_slices(name: str, dtype: str, given: Mapping[str, np.ndarray]) -> d
                 f"{key} shares its memory with the whole layer, which stays in memory for it: expected {{expected}} "
             )
             message += "bytes of its own, got a view of {got}; copy the slice, clone()"
-            expected[f"{key} bytes"] = Expected(value.size * DTYPES[dtype], message)
+            expected[f"{key} bytes"] = Expected(value.size * BYTES[dtype], message)
     return expected | {
         "changed": Expected([], "your code changes the whole layer's {got}, which belongs to the caller")
     }

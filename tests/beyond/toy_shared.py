@@ -19,9 +19,9 @@ from grader.grading import Grade
 from grader.ranks.calls import Call
 from grader.ranks.outcome import Result
 from grader.wire import drawn
-from grader.wire.values import to_array, to_bytes
+from grader.wire.values import item_bytes, to_array, to_bytes
 
-BYTES = {"float32": 4, "float64": 8, "bfloat16": 2}  # of an element
+BYTES = {dtype: item_bytes(dtype) for dtype in ("float32", "float64", "bfloat16")}
 ROUNDING = {"float32": 1e-4, "float64": 1e-4, "bfloat16": 0.01}  # of what a message may hold
 # MOST messages may be in transit. b.6 and b.10 share this limit: a change for one of them changes the other.
 MOST, COPIES = 2, 3  # COPIES of each are in memory: what is sent, what is received, the grader's answer

@@ -56,6 +56,7 @@ def test_torchrun_environment_replaces_the_flags(monkeypatch):
         (["--learning_rate", "nan"], ["--learning_rate", "nan"]),
         (["--dropout", 1], ["--dropout", "below 1"]),
         (["--task_name", "RTX"], ["--task_name", "rte", "rtx"]),
+        (["--task_name", "SST-2"], ["sst-2", "the embedded sample has RTE alone", "--data_dir"]),
         (["--world_size", 2, "--local_rank", 2], ["--local_rank", "0 to 1", "2"]),
         (["--world_size", 2], ["--local_rank", "not given"]),
         (["--world_size", 0], ["--world_size", "0"]),

@@ -5,9 +5,10 @@ from collections import Counter
 
 import pytest
 
+from common.workers.collectives import element_bytes
 from common.workers.comparison import conclude, is_deadlock
 from common.workers.pulse import bytes_moved
-from common.workers.rows import COMPUTES, DIED, FINISHED, IDLE, STOPPED, WAITS, Calls, Row
+from common.workers.rows import COMPUTES, DIED, FINISHED, IDLE, SILENT, STOPPED, WAITS, Calls, Row
 
 
 def row(rank, state=WAITS, calls=(), per_iteration=2, **fields):
@@ -50,9 +51,36 @@ ABAB = [SUM, OTHER, SUM, OTHER]
         [row(0, DIED, note="see its own output"), row(1, calls=[SUM, OTHER, OTHER]), row(2, calls=[SUM, OTHER, SUM])],
         "rank 1 left out all_reduce (3) in iteration 2; rank 0 died (see its own output)",
     ),
-], ids=["a call left out", "a rank behind", "a death"])  # fmt: skip
+    (
+        [row(0, calls=ABAB), row(1, calls=[SUM, OTHER, GATHER, SUM]), row(2, calls=ABAB)],
+        "rank 1 called one more: gather in iteration 2",
+    ),
+    (
+        [row(rank, calls=[SUM] * (4 if rank == 1 else 2), per_iteration=3 if rank == 1 else 1) for rank in range(3)],
+        "rank 1 has made 4 all_reduces, the others 2: it made 2 too many in iteration 1",
+    ),
+    (  # neither is in the majority
+        [row(0, calls=[SUM]), row(1, calls=[OTHER])],
+        "rank 0 called all_reduce (3), rank 1 called all_reduce (5) in iteration 1, call 1: all ranks must",
+    ),
+    ([row(0, calls=[SUM]), row(1, FINISHED, calls=[SUM])], "rank 1 has finished"),
+    ([row(0, calls=[SUM]), row(1, SILENT), row(2, calls=[SUM])], "ranks 0 and 2 wait for rank 1: rank 1 is silent"),
+], ids=[
+    "a call left out", "a rank behind", "a death", "one more", "too many", "two calls", "the end", "no answer",
+])  # fmt: skip
 def test_the_conclusion_names_the_rank_and_the_call(rows, conclusion):
     assert conclude(rows).startswith(conclusion)
+
+
+@pytest.mark.parametrize(("names", "size"), [
+    (["Long", "long int", "Double", "double"], 8),
+    (["Float", "float", "Int", "int"], 4),
+    (["Half", "c10::Half", "BFloat16", "c10::BFloat16", "Short", "short int"], 2),
+    (["Byte", "unsigned char", "Char", "signed char", "Bool", "bool"], 1),
+    (["", "TensorList", "Scalar", "nothing of the kind"], 0),
+])  # fmt: skip
+def test_the_recorder_and_the_profiler_name_dtypes_in_two_ways(names, size):
+    assert [element_bytes(name) for name in names] == [size] * len(names)
 
 
 def test_a_row_survives_its_way_to_another_rank():

@@ -24,15 +24,22 @@ pytestmark = [
     pytest.mark.skipif(not (ROOT / ".venv/bin/torchrun").exists(), reason="the batch scripts use .venv: make setup"),
 ]
 
-WITHOUT_GPUS = (
-    "--gpus-per-node=0 --mem=3G --cpus-per-task=1 "
+TINY = (
+    "--mem=3G --cpus-per-task=1 "
     "--export=ALL,PRECISION=fp32,MODEL=gpt2-tiny,LENGTH=64,BATCH_SIZE=2,MAX_STEPS=4,WORKERS_PER_NODE=1"
 )
+WITHOUT_GPUS = f"--gpus-per-node=0 {TINY}"
 DDP = f"{WITHOUT_GPUS} --nodelist=n2 benchmark/slurm/ddp.sbatch --output_dir"
+SWEEP = "STRATEGIES=single,MODELS=gpt2-tiny,BATCH_SIZES=2,WORKERS=1,FOLDER=FOLDER/sweep"
 JOBS = {
     "hello": "--mem=1G cluster/course.sbatch cluster/hello.py",
     "one node": f"{DDP} FOLDER/one",
     "the same node": f"{DDP} FOLDER/same",
+    "fsdp": f"{WITHOUT_GPUS} benchmark/slurm/fsdp.sbatch --output_dir FOLDER/fsdp",
+    "pipeline": f"{WITHOUT_GPUS},WORKERS_PER_NODE=2 benchmark/slurm/pipeline.sbatch --output_dir FOLDER/pipeline",
+    "deepspeed": f"{WITHOUT_GPUS},STRATEGY=zero1 benchmark/slurm/deepspeed.sbatch --output_dir FOLDER/deepspeed",
+    "single": f"--gpus=0 {TINY} benchmark/slurm/single.sbatch --output_dir FOLDER/single",
+    "sweep": f"{WITHOUT_GPUS},{SWEEP} benchmark/slurm/sweep.sbatch",
     "grade": f"--mem=3G --array=1-2 --export=ALL,OUT=FOLDER/graded staff/slurm/grade_class.sbatch 'FOLDER/class/*' "
     f"--tests {TARGET}",
 }
@@ -63,7 +70,7 @@ def jobs(folder) -> dict[str, Job]:
     lines = []
     for name, job in JOBS.items():
         output, code = (shlex.quote(f"{folder}/{name}.{kind}") for kind in ("txt", "code"))
-        options = job.replace("FOLDER", str(folder))
+        options = job.replace("FOLDER/", f"{folder}/")
         lines.append(f"{{ sbatch --wait --open-mode=append --output={output} {options}; echo $? > {code}; }} &")
     done = subprocess.run(
         [SLURM, "bash", "-c", "\n".join([*lines, "wait"])], cwd=ROOT, capture_output=True, text=True, timeout=600
@@ -89,6 +96,14 @@ def test_two_jobs_on_one_node_do_not_take_each_others_port(jobs, name):
     code, output = jobs[name]
 
     assert code == 0, output
+
+
+@pytest.mark.parametrize("name", ["fsdp", "pipeline", "deepspeed", "single", "sweep"])
+def test_a_batch_script_of_the_benchmark_runs_on_nodes_without_gpus(jobs, folder, name):
+    code, output = jobs[name]
+
+    assert code == 0, output
+    assert list((folder / name).rglob("result*.json")), output
 
 
 def test_the_parts_of_a_class_add_up_to_one_grade_book(jobs, folder):

@@ -94,6 +94,13 @@ def test_a_picture_of_the_handout_is_left_out_without_a_line_but_not_one_that_wa
     assert "task3/timeline.png" not in contents.files
 
 
+def test_a_damaged_manifest_is_said_in_one_line(tree):
+    write(tree, ".handout.json", '{"format": 1')
+
+    with pytest.raises(InputError, match=r"\.handout\.json: is damaged \(.*\); copy it"):
+        contents_of(tree)
+
+
 def test_links_runs_caches_and_what_the_course_gives_are_not_in_it(tree, tmp_path):
     for name in ("course/table.py", "runs/x/rank0.json", "task1_single/__pycache__/run_glue.pyc", "glue_data/RTE/a.py"):
         write(tree, name)

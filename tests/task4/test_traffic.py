@@ -20,6 +20,7 @@ from grader.in_rank import in_rank, run
 from grader.ranks.calls import Call
 from grader.ranks.outcome import Result
 from grader.wire import drawn
+from grader.wire.values import item_bytes
 from tests.gradients import test_averaging as averaging
 from tests.gradients.test_averaging import LARGE, ODD, PLAIN, Gradients, Setting
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:  # what a function finds in a rank
 
 graded = pytest.mark.graded
 FILE = "task4_traffic/run_glue.py"
-BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}  # of an element
+BYTES = {dtype: item_bytes(dtype) for dtype in ("float32", "bfloat16", "float16")}
 FLAGS = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}  # --grad_dtype
 HALF = ("bfloat16", "float16")
 CONVERT = "send gradient.to(dtype), which is a new tensor: the gradient itself keeps its dtype"
