@@ -61,6 +61,7 @@ def test_torchrun_environment_replaces_the_flags(monkeypatch):
         (["--world_size", 2], ["--local_rank", "not given"]),
         (["--world_size", 0], ["--world_size", "0"]),
         (["--master_port", 80], ["--master_port", "1024", "80"]),
+        (["--master_port", 65536], ["--master_port", "65535", "65536"]),
         (["--data_dir", "nowhere"], ["--data_dir", "nowhere"]),
         (["--model_name_or_path", "common"], ["--model_name_or_path", "common", "config.json"]),
         (["--output_dir", "common"], ["--output_dir", "not empty", "--overwrite_output_dir"]),

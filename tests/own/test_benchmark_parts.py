@@ -23,7 +23,7 @@ from benchmark.measure.memory import counted
 from benchmark.measure.meter import Meter
 from benchmark.measure.mfu import utilisation
 from benchmark.measure.output import text_table, write_csv
-from benchmark.measure.payload import sent
+from benchmark.measure.payload import Payload, sent
 from benchmark.measure.profile import read_trace
 from benchmark.measure.ranking import Bar, draw_ranking
 from benchmark.measure.turns import take_round
@@ -212,6 +212,18 @@ def test_a_ratio_is_that_of_pairs_and_too_few_rounds_have_no_interval():
 def test_bytes_of_a_collective_of_100_bytes_on_4_workers(name, bytes_out):
     assert sent(name, 100, workers=4) == bytes_out
     assert sent("reduce_scatter", 100, workers=4, backend="nccl") == 75  # half of gloo's
+
+
+@pytest.mark.parametrize(("first", "expected"), [(3, {"bytes": 200, "calls": 2}), (4, {"bytes": None, "calls": None})])
+def test_a_step_whose_first_calls_the_recorder_has_overwritten_has_no_bytes(monkeypatch, first, expected):
+    numbers = iter([range(3), range(first, 5)])  # before the step, after it: 3 and 4 are the step's
+    monkeypatch.setattr(
+        "benchmark.measure.payload.recorded",
+        lambda: [SimpleNamespace(number=number, name="all_reduce", bytes=100, group="") for number in next(numbers)],
+    )
+    engine = SimpleNamespace(group_sizes=dict, unrecorded_bytes=lambda: 0)
+
+    assert Payload().of_engine(engine, SimpleNamespace(world_size=2, backend="gloo")) == expected
 
 
 @pytest.mark.parametrize(

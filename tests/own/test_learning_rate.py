@@ -1,4 +1,4 @@
-"""The learning rate of a step depends on the epochs of the run, not on where --max_steps stops it."""
+"""The optimizer: a step's learning rate depends on the epochs, not on where --max_steps stops; what decays."""
 
 from types import SimpleNamespace
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from common.errors import InputError
-from common.optim import build_schedule, number_of_epochs, total_steps
+from common.optim import build_schedule, number_of_epochs, total_steps, weight_decay_groups
 
 STEPS_PER_EPOCH = 10
 
@@ -44,3 +44,15 @@ def test_more_steps_than_the_epochs_have_stretch_the_schedule():
 def test_a_warm_up_as_long_as_the_schedule_is_refused():
     with pytest.raises(InputError, match="fewer than the schedule's 30 steps, got 30"):
         rates(config(max_steps=8, warmup_steps=30), 1)
+
+
+def test_weights_decay_and_biases_and_layer_norm_do_not_nor_what_is_frozen():
+    model = torch.nn.Sequential(
+        torch.nn.Linear(3, 2), torch.nn.LayerNorm(2), torch.nn.Linear(2, 2).requires_grad_(False)
+    )
+
+    decayed, kept = weight_decay_groups(model, 0.1)
+
+    assert [group["weight_decay"] for group in (decayed, kept)] == [0.1, 0.0]
+    assert decayed["params"] == [model[0].weight]
+    assert [tuple(parameter.shape) for parameter in kept["params"]] == [(2,), (2,), (2,)]

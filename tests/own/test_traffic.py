@@ -363,6 +363,16 @@ def test_dstat_is_compared_with_the_kernel_in_the_same_window(folder, tmp_path):
     assert f"{10 * seconds:,.0f} bytes sent and {100 * seconds:,.0f} received" in words
 
 
+@pytest.mark.parametrize(("begin", "end"), [(-1, 1), (1, 3)])
+def test_a_training_that_began_before_dstat_or_ended_after_it_is_refused(tmp_path, begin, end):
+    file = dstat_file(tmp_path / "t.csv", [f"{second},0,0,800,80" for second in range(3)], clock="epoch")
+    window = {"begin": begin, "end": end, "sent": 80}
+    (tmp_path / "traffic_0.json").write_text(json.dumps({"windows": [window]}))
+
+    with pytest.raises(InputError, match="no run in this file covers the training"):
+        observed_by_dstat(file, "eth1", tmp_path, 0)
+
+
 @pytest.mark.medium
 def test_a_table_of_epochs_says_what_was_extrapolated(folder):
     run_ = read_run(folder)
