@@ -29,8 +29,8 @@ class ComparedStrategy:
     def __init__(self, label: str, settings: Settings, worker: Worker, workload: Workload) -> None:
         strategy = label.split()[0]
         if strategy == "single":
-            # The losses of other models are means of each worker's own mean: not all have as many tokens.
-            more = "batch_size" if workload.kind == "gpt2" else "accumulation"
+            # With a user's loss the others take the mean of each worker's mean, which can be another one.
+            more = "accumulation" if workload.kind == "own" else "batch_size"
             settings = replace(settings, **{more: getattr(settings, more) * settings.world_size}, world_size=1, rank=0)
         self.settings, self.worker = replace(settings, strategy=strategy), worker
         self.memory = PeakMemory(worker.device)
