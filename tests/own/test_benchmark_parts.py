@@ -28,6 +28,7 @@ from benchmark.measure.profile import read_trace
 from benchmark.measure.ranking import Bar, draw_ranking
 from benchmark.measure.turns import take_round
 from benchmark.strategies import STRATEGIES
+from benchmark.training.log import Log
 from benchmark.training.loop import Plan, rate_at
 from benchmark.training.translation import load_pairs, read_pairs, sample_pairs
 from benchmark.training.workload import load_workload
@@ -157,6 +158,19 @@ def test_communication_behind_arithmetic_is_not_exposed():
     assert times["communication_ms"] == pytest.approx(0.05)
     assert times["exposed_ms"] == pytest.approx(0.03)
     assert times["exposed_shares"] == {"backward": pytest.approx(0.3)}
+
+
+def test_tensorboard_shows_the_mean_of_all_workers_losses(tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.distributed.all_reduce", lambda losses: losses.mul_(4))  # three times as large elsewhere
+    log, written = Log(SimpleNamespace(output_dir=tmp_path), Worker(0, 2, torch.device("cpu"))), []
+    monkeypatch.setattr(log, "_write", lambda step, values: written.append((step, values)))
+
+    for step in range(2):
+        log.loss(step, 1.0 + step, 0.1, [])
+        log.agree()
+
+    losses = [(step, values["train/loss"]) for step, values in written if "train/loss" in values]
+    assert losses == [(1, 2.0), (2, 4.0)]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 20])
