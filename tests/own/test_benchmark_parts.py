@@ -24,7 +24,7 @@ from benchmark.measure.meter import Meter
 from benchmark.measure.mfu import utilisation
 from benchmark.measure.output import text_table, write_csv
 from benchmark.measure.payload import sent
-from benchmark.measure.profile import read_trace
+from benchmark.measure.profile import read_trace, waiting_ms
 from benchmark.measure.ranking import Bar, draw_ranking
 from benchmark.measure.turns import take_round
 from benchmark.strategies import STRATEGIES
@@ -143,10 +143,12 @@ def test_phases_add_up_to_the_steps_wall_time():
     assert all(value > 0 for value in step.values())
 
 
-def test_communication_behind_arithmetic_is_not_exposed():
-    def event(name, begin, duration, category="cpu_op"):
-        return {"ph": "X", "name": name, "ts": begin, "dur": duration, "cat": category, "tid": 1}
+def event(name, begin, duration, category="cpu_op"):
+    """An event of torch.profiler."""
+    return {"ph": "X", "name": name, "ts": begin, "dur": duration, "cat": category, "tid": 1}
 
+
+def test_communication_behind_arithmetic_is_not_exposed():
     events = [
         event("phase:backward", 0, 100, "user_annotation"),
         event("aten::mm", 0, 60),
@@ -158,6 +160,23 @@ def test_communication_behind_arithmetic_is_not_exposed():
     assert times["communication_ms"] == pytest.approx(0.05)
     assert times["exposed_ms"] == pytest.approx(0.03)
     assert times["exposed_shares"] == {"backward": pytest.approx(0.3)}
+
+
+def test_who_comes_first_waits_for_the_last_and_then_communicates():
+    early = read_trace([event("gloo:all_reduce", 0, 90), event("aten::mm", 0, 20)], steps=1)
+    late = read_trace([event("gloo:all_reduce", 5060, 30)], steps=1)  # another machine's clock
+    everyone = [early["calls"], late["calls"]]
+
+    assert early["exposed_ms"] == pytest.approx(0.07)
+    assert waiting_ms(early, everyone, steps=1) == pytest.approx(0.04)  # from 20, where the product ends, to 60
+    assert waiting_ms(late, everyone, steps=1) == 0
+
+
+@pytest.mark.parametrize("names", [("all_reduce", "all_gather"), ("send", "send")])
+def test_where_workers_make_different_calls_or_send_in_a_ring_waiting_is_not_known(names):
+    own, other = (read_trace([event(f"gloo:{name}", 0, 10)], steps=1) for name in names)
+
+    assert waiting_ms(own, [own["calls"], other["calls"]], steps=1) is None
 
 
 def test_tensorboard_shows_the_mean_of_all_workers_losses(tmp_path, monkeypatch):
