@@ -12,8 +12,10 @@ steps' losses and gradient norms are compared with single's, too.
 "again" is a second engine of the strategy that all are compared with, and "metered" a third with the phase timers on:
 their ratios, which should be 1, are the error of the table and the cost of measuring.
 
-peak: what a step needs of memory. sent: by one worker in a step. exposed: communication or waiting for another worker
-while nothing is computed, in two steps under the profiler after the last round. norm: of the last step's gradient.
+peak: what a step needs of memory. sent: by one worker in a step, and as which dtypes (gradients + parameters). exposed:
+communication or waiting for another worker while nothing is computed, in two steps under the profiler after the last
+round. waiting: the part of it until the last worker has come; unknown where they send one by one. norm: of the
+last step's gradient.
 
 Writes comparison.json, comparison.csv and comparison.png to --output_dir. Other flags are those of benchmark.run.
 """
@@ -145,8 +147,9 @@ def evaluate(settings: Settings, base: str, rounds: dict, begin: dict) -> list[d
             "last_loss": float(losses[column, -1]),
             "norm": norms[column][-1],
         }
-        for name, summary in (("peak_bytes", max), ("sent_bytes", statistics.fmean), ("exposed_ms", max)):
+        for name in ("peak_bytes", "sent_bytes", "sent_as", "exposed_ms", "waiting_ms"):
             values = [figures[name] for figures in of_workers if figures[name] is not None]
+            summary = statistics.fmean if name == "sent_bytes" else max
             row[name] = summary(values) if values else None
         rows.append(row)
     return sorted(rows, key=lambda row: row["step_ms"]) + wrong
@@ -171,7 +174,9 @@ def table(settings: Settings, rows: list[dict], base: str) -> str:
         "MFU %": ("mfu", 0.01, 1),
         "peak MB": ("peak_bytes", MB, 1),
         "sent MB": ("sent_bytes", MB, 2),
+        "sent as": ("sent_as", 1, 0),
         "exposed ms": ("exposed_ms", 1, 2),
+        "waiting ms": ("waiting_ms", 1, 2),
         "norm": ("norm", 1, 4),
         "loss": ("last_loss", 1, 5),
     }

@@ -59,7 +59,7 @@ def table(prediction: Prediction) -> str:
     if prediction.sent_bytes:
         lines.append(f"  {'with frames':<16}{prediction.on_wire / 1e6:>12.3f} MB")
     memory = prediction.memory
-    lines.append(f"  {'kept in memory':<16}{memory.kept / 1e6:>12.2f} MB{memory.textbook / 1e6:>13.2f} by the textbook")
+    lines.append(f"  {'kept in memory':<16}{memory.kept / 1e6:>12.2f} MB{memory.textbook / 1e6:>13.2f} by the papers")
     lines.append(f"  {'at the peak':<16}{memory.peak / 1e6:>12.2f} MB{memory.activations / 1e6:>13.2f} of activations")
     lines += [f"  extrapolated: {note}" for note in prediction.notes]
     return "\n".join(lines)

@@ -101,7 +101,7 @@ def main() -> None:
         show(settings)
 
 
-LISTS = ("workers", "losses", "steps_ms", "settings")  # in result.json only
+LISTS = ("workers", "losses", "norms", "steps_ms", "settings")  # in result.json only
 
 
 def show(settings: Settings) -> None:

@@ -1,4 +1,4 @@
-"""Predict the memory of one worker: by the textbook, as the engine keeps it, and what a step needs at its peak.
+"""Predict the memory of one worker: by the papers, as the engine keeps it, and what a step needs at its peak.
 
 The peaks of the lessons are those of beyond/step_memory.py; here are those of the frameworks.
 """
@@ -52,7 +52,7 @@ def kept_bytes(cell: Cell, architecture: Architecture) -> float:
     """Return the bytes of parameters, gradients and optimizer as the engine keeps them, on the first worker."""
     row = STRATEGIES[cell.strategy]
     if row.cuts:
-        elements = sum(elements_of_rank(weight, cell.grid.tensor) for weight in on_stage(cell, architecture, 0))
+        elements = sum(elements_of_rank(weight, cell) for weight in on_stage(cell, architecture, 0))
         buffers = 0
         if cell.strategy == "pipeline" and cell.workers > 1:  # torch's PipelineStage has one for every micro-batch
             buffers = cell.batch * cell.workers * cell.length * architecture.width

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from benchmark.measure.meter import Meter
 from benchmark.measure.payload import Payload
-from benchmark.measure.profile import Tracer, inside, mark, read_trace
+from benchmark.measure.profile import Tracer, inside, mark, read_trace, waiting_ms
 from benchmark.measure.turns import Step, nothing
 from benchmark.settings import Settings
 from benchmark.strategies import STRATEGIES
@@ -29,8 +29,8 @@ class ComparedStrategy:
     def __init__(self, label: str, settings: Settings, worker: Worker, workload: Workload) -> None:
         strategy = label.split()[0]
         if strategy == "single":
-            # The losses of other models are means of each worker's own mean: not all have as many tokens.
-            more = "batch_size" if workload.kind == "gpt2" else "accumulation"
+            # With a user's loss the others take the mean of each worker's mean, which can be another one.
+            more = "accumulation" if workload.kind == "own" else "batch_size"
             settings = replace(settings, **{more: getattr(settings, more) * settings.world_size}, world_size=1, rank=0)
         self.settings, self.worker = replace(settings, strategy=strategy), worker
         self.memory = PeakMemory(worker.device)
@@ -45,7 +45,7 @@ class ComparedStrategy:
         self.norms: list[torch.Tensor | float | None] = []
         self.kept = (alive_bytes(worker.device) or 0) - self.memory.before  # what the engine has between its steps
         self.after_backward: Step = nothing
-        self.figures: dict[str, float | None] = dict.fromkeys(("peak_bytes", "sent_bytes", "calls", "exposed_ms"))
+        self.figures: dict[str, Any] = dict.fromkeys(("peak_bytes", "sent_bytes", "calls"))
 
     def turn(self, number: int) -> Step:
         """The step of a round; its data are ready."""
@@ -94,7 +94,7 @@ class ComparedStrategy:
 
 
 def trace(worker: Worker, labels: list[str], compared: list[ComparedStrategy], number: int) -> None:
-    """Let each strategy take steps under the profiler, which are not timed: the exposed communication of each."""
+    """Let each strategy take steps under the profiler, which are not timed: its exposed communication and waiting."""
     on_gpu = worker.device.type == "cuda"
     tracer = Tracer(on_gpu)
     tracer.start()
@@ -107,5 +107,11 @@ def trace(worker: Worker, labels: list[str], compared: list[ComparedStrategy], n
             if on_gpu:
                 torch.cuda.synchronize(worker.device)
     events = tracer.events()
-    for label, strategy in zip(labels, compared, strict=True):
-        strategy.figures["exposed_ms"] = read_trace(inside(events, label), TRACED, on_gpu)["exposed_ms"]
+    of_labels = [read_trace(inside(events, label), TRACED, on_gpu) for label in labels]
+    everyone: list[Any] = [None] * worker.world_size
+    dist.all_gather_object(everyone, [own["calls"] for own in of_labels])
+    for i, (strategy, own) in enumerate(zip(compared, of_labels, strict=True)):
+        waiting = waiting_ms(own, [calls[i] for calls in everyone], TRACED)
+        dtypes = dict.fromkeys(str(dtype).removeprefix("torch.") for dtype in strategy.engine.sent_dtypes())
+        sent_as = " + ".join(dtypes) if strategy.settings.world_size > 1 else None
+        strategy.figures |= {"exposed_ms": own["exposed_ms"], "waiting_ms": waiting, "sent_as": sent_as}

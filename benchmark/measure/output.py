@@ -55,8 +55,10 @@ def figure_text(value: Any) -> str:
     return "-" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def cell(value: float | None, digits: int = 2, unit: float = 1.0, missing: str = "-") -> str:
-    """A figure in units of `unit`; a dash for what was not measured."""
+def cell(value: float | str | None, digits: int = 2, unit: float = 1.0, missing: str = "-") -> str:
+    """A figure in units of `unit`; a word as it is; a dash for what was not measured."""
+    if isinstance(value, str):
+        return value
     return missing if value is None else f"{value / unit:.{digits}f}"
 
 

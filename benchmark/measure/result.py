@@ -28,6 +28,7 @@ def assemble(settings: Settings, begin: dict, shapes: list[torch.Size], measured
         "precision": settings.precision,
         "steps": {"dropped": plan.dropped, "timed": plan.timed, "traced": plan.traced},
         "losses": log.agree(),
+        "norms": [None if norm is None else float(norm) for norm in measured["norms"]],
         "evaluations": log.evaluations,
         "first_loss": log.means[0] if log.means else None,
         "last_loss": log.means[-1] if log.means else None,
@@ -48,6 +49,7 @@ def assemble(settings: Settings, begin: dict, shapes: list[torch.Size], measured
             "utilisation": measured["utilisation"],
         }
     trace = measured["trace"] or {}
+    result["last_norm"] = result["norms"][-1] if result["norms"] else None
     result["communication"] = {
         "total_ms": trace.get("communication_ms"),
         "exposed_ms": trace.get("exposed_ms"),
@@ -90,6 +92,8 @@ def table(result: dict[str, Any]) -> str:
         ("steps", ", ".join(f"{count} {name}" for name, count in result["steps"].items())),
         ("loss", f"{result['first_loss']} -> {result['last_loss']}"),
     ]
+    if result["last_norm"] is not None:
+        rows.append(("gradient norm", f"{result['last_norm']:.4f} in the last step, before clipping"))
     for evaluation in result["evaluations"]:
         words = ", ".join(f"{name} {value:.4f}" for name, value in evaluation.items() if name != "step")
         rows.append((f"validation after {evaluation['step']}", words))

@@ -26,16 +26,18 @@ class Log:
         self.losses, self.means = list(losses), list(losses)
 
     def agree(self) -> list[float]:
-        """The mean of all workers' losses, step by step. A collective."""
+        """The mean of all workers' losses, step by step, for TensorBoard, too. A collective."""
         fresh = torch.tensor(self.losses[len(self.means) :], dtype=torch.float64, device=self.worker.device)
         dist.all_reduce(fresh)
-        self.means += (fresh / self.worker.world_size).tolist()
+        for mean in (fresh / self.worker.world_size).tolist():
+            self.means.append(mean)
+            self._write(len(self.means), {"train/loss": mean})
         return self.means
 
     def loss(self, step: int, loss: float, rate: float, times: list[dict[str, float]]) -> None:
         """A step's loss and learning rate, and the seconds of the step before, if there was one."""
         self.losses.append(loss)
-        values = {"train/loss": loss, "train/learning_rate": rate}
+        values = {"train/learning_rate": rate}
         if times:
             values["train/seconds"] = times[-1]["wall"]
         self._write(step + 1, values)

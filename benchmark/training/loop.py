@@ -57,7 +57,7 @@ def train(
     on_gpu = worker.device.type == "cuda"  # there, torch counts memory in the timed steps at no cost
     plan, meter, tracer = Plan(first, settings.max_steps, settings.dropped), Meter(worker), Tracer(on_gpu)
     measured: dict[str, Any] = dict.fromkeys(("utilisation", "trace", "payload", "persistent", "reserved"))
-    measured |= {"plan": plan, "memory": memory, "steps": []}
+    measured |= {"plan": plan, "memory": memory, "steps": [], "norms": []}
     batches = worker.batches(to_device(workload.batches(settings, first), worker.device))
     memory.start(PERIOD)
     for step in tqdm(range(first, plan.last), desc=settings.strategy, disable=not worker.is_first):
@@ -88,6 +88,7 @@ def train(
             measured["persistent"] = counted(engine)
         with phase(meter, "optimizer", traced):
             engine.step(rate_at(settings, step))
+        measured["norms"].append(engine.norm)
         log.loss(step, loss, rate_at(settings, step), meter.steps[-1:])  # part of "other", as in any training
         del output, value  # freeing the graph is a part of the step
         meter.end()
@@ -109,6 +110,7 @@ def train(
 def between_steps(settings: Settings, workload: Workload, engine: Engine, log: Log, done: int) -> None:
     """Validation and checkpoint after `done` steps, where they are due; no part of a step's time."""
     if settings.eval_every and done % settings.eval_every == 0 and done < settings.max_steps:
+        log.agree()
         log.evaluation(done, engine.validate(workload.validation_batches(settings), workload.kind))
     if settings.checkpoint_every and done % settings.checkpoint_every == 0:
         checkpoint_folder.save(settings.output_dir / "checkpoints", done, engine, log.agree())

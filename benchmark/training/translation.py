@@ -92,6 +92,11 @@ class Pairs(Dataset):
         labels = torch.where(target["attention_mask"] == 1, target["input_ids"], -100)
         return {"input_ids": source["input_ids"][0], "attention_mask": source["attention_mask"][0], "labels": labels[0]}
 
+    def target_lengths(self, indices: list[int]) -> list[int]:
+        """Return the tokens of each of these targets."""
+        targets = self.tokenizer([self.pairs[i][1] for i in indices], truncation=True, max_length=self.length)
+        return [len(ids) for ids in targets["input_ids"]]
+
 
 def load_pairs(data: Path | None, tokenizer: object, length: int) -> tuple[Pairs, Pairs]:
     """Training and validation pairs from a folder's .tsv, .jsonl and .json files; None: the embedded sample."""

@@ -5,15 +5,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
 from torch.utils.data import Dataset, StackDataset, default_collate
-from transformers import GPT2LMHeadModel, T5ForConditionalGeneration
+from transformers import GPT2LMHeadModel
 
 from benchmark.names import is_own
 from benchmark.settings import Settings
 from benchmark.strategies import STRATEGIES
 from benchmark.training.model_config import model_config
 from benchmark.training.own_model import blocks, build_own
+from benchmark.training.translation import Pairs, load_pairs
 from beyond.deferred import from_folder, from_random
 from common.data.oscar import read_blocks
 from common.data.sample_data import oscar_sample_file
@@ -23,6 +25,25 @@ from common.models.load import load_tokenizer
 from common.optim import set_seed
 
 Batch = dict[str, Tensor]
+
+
+class T5ForConditionalGeneration(transformers.T5ForConditionalGeneration):
+    """T5 whose losses have the mean over all target tokens of a step, though workers have different numbers of them.
+
+    A saved model names its class, so this one is called as the original.
+    """
+
+    def forward(self, *args: Any, step_lengths: Tensor | None = None, **batch: Any) -> Any:
+        """step_lengths (B, examples of the step): in each row, the target tokens of all examples of the step.
+
+        Strategies take the mean over workers and micro-batches, so the loss is multiplied by the batch's target tokens
+        per example, in units of the step's. Without step_lengths it is the mean over the batch's own target tokens.
+        """
+        output = super().forward(*args, **batch)
+        if step_lengths is not None:
+            counted = batch["labels"] != -100
+            output.loss = output.loss * (counted.sum() / len(counted) / step_lengths[0].float().mean())
+        return output
 
 
 @dataclass(frozen=True)
@@ -83,9 +104,12 @@ class Workload:
                 epoch = step // steps
                 generator = torch.Generator().manual_seed(settings.seed + epoch)
                 order = torch.randperm(count, generator=generator)
-            here = order[step % steps * per_step :][:per_step].view(settings.accumulation, world, size)
-            for micro in here[:, settings.rank].tolist():
-                yield default_collate([self.train[i] for i in micro])
+            here = order[step % steps * per_step :][:per_step]
+            more = {}
+            if isinstance(self.train, Pairs):
+                more["step_lengths"] = torch.tensor(self.train.target_lengths(here.tolist())).repeat(size, 1)
+            for micro in here.view(settings.accumulation, world, size)[:, settings.rank].tolist():
+                yield default_collate([self.train[i] for i in micro]) | more
             step += 1
 
     def validation_batches(self, settings: Settings) -> Iterator[Batch]:
@@ -110,8 +134,6 @@ def to_device(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]
 
 def load_workload(settings: Settings) -> Workload:
     """Data and configuration for --model; raises InputError if there is no such model or no usable data."""
-    from benchmark.training.translation import load_pairs
-
     name = settings.model
     if is_own(name):
         set_seed(settings.seed)  # the examples may be drawn, too

@@ -24,10 +24,11 @@ from benchmark.measure.meter import Meter
 from benchmark.measure.mfu import utilisation
 from benchmark.measure.output import text_table, write_csv
 from benchmark.measure.payload import Payload, sent
-from benchmark.measure.profile import read_trace
+from benchmark.measure.profile import read_trace, waiting_ms
 from benchmark.measure.ranking import Bar, draw_ranking
 from benchmark.measure.turns import take_round
 from benchmark.strategies import STRATEGIES
+from benchmark.training.log import Log
 from benchmark.training.loop import Plan, rate_at
 from benchmark.training.translation import load_pairs, read_pairs, sample_pairs
 from benchmark.training.workload import load_workload
@@ -142,10 +143,12 @@ def test_phases_add_up_to_the_steps_wall_time():
     assert all(value > 0 for value in step.values())
 
 
-def test_communication_behind_arithmetic_is_not_exposed():
-    def event(name, begin, duration, category="cpu_op"):
-        return {"ph": "X", "name": name, "ts": begin, "dur": duration, "cat": category, "tid": 1}
+def event(name, begin, duration, category="cpu_op"):
+    """An event of torch.profiler."""
+    return {"ph": "X", "name": name, "ts": begin, "dur": duration, "cat": category, "tid": 1}
 
+
+def test_communication_behind_arithmetic_is_not_exposed():
     events = [
         event("phase:backward", 0, 100, "user_annotation"),
         event("aten::mm", 0, 60),
@@ -157,6 +160,36 @@ def test_communication_behind_arithmetic_is_not_exposed():
     assert times["communication_ms"] == pytest.approx(0.05)
     assert times["exposed_ms"] == pytest.approx(0.03)
     assert times["exposed_shares"] == {"backward": pytest.approx(0.3)}
+
+
+def test_who_comes_first_waits_for_the_last_and_then_communicates():
+    early = read_trace([event("gloo:all_reduce", 0, 90), event("aten::mm", 0, 20)], steps=1)
+    late = read_trace([event("gloo:all_reduce", 5060, 30)], steps=1)  # another machine's clock
+    everyone = [early["calls"], late["calls"]]
+
+    assert early["exposed_ms"] == pytest.approx(0.07)
+    assert waiting_ms(early, everyone, steps=1) == pytest.approx(0.04)  # from 20, where the product ends, to 60
+    assert waiting_ms(late, everyone, steps=1) == 0
+
+
+@pytest.mark.parametrize("names", [("all_reduce", "all_gather"), ("send", "send")])
+def test_where_workers_make_different_calls_or_send_in_a_ring_waiting_is_not_known(names):
+    own, other = (read_trace([event(f"gloo:{name}", 0, 10)], steps=1) for name in names)
+
+    assert waiting_ms(own, [own["calls"], other["calls"]], steps=1) is None
+
+
+def test_tensorboard_shows_the_mean_of_all_workers_losses(tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.distributed.all_reduce", lambda losses: losses.mul_(4))  # three times as large elsewhere
+    log, written = Log(SimpleNamespace(output_dir=tmp_path), Worker(0, 2, torch.device("cpu"))), []
+    monkeypatch.setattr(log, "_write", lambda step, values: written.append((step, values)))
+
+    for step in range(2):
+        log.loss(step, 1.0 + step, 0.1, [])
+        log.agree()
+
+    losses = [(step, values["train/loss"]) for step, values in written if "train/loss" in values]
+    assert losses == [(1, 2.0), (2, 4.0)]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 20])

@@ -77,7 +77,9 @@ def test_a_run_writes_its_table_its_files_and_one_json_line(tmp_path):
 
     board = EventAccumulator(str(folder / "tensorboard"))
     board.Reload()
-    assert len(board.Scalars("train/loss")) == 10
+    losses = list(map(float, (folder / "losses.txt").read_text().split()))
+    assert [scalar.value for scalar in board.Scalars("train/loss")] == pytest.approx(losses)
+    assert result["last_norm"] > 0
     assert len(board.Scalars("validation/perplexity")) == 3
 
 

@@ -11,7 +11,7 @@ from benchmark.measure.two_results import compare_results
 from common.errors import InputError
 
 NO_GPU = {"gpu": None}
-FIGURES = {"peak_bytes": 3e6, "sent_bytes": 2e6, "exposed_ms": 1.5}
+FIGURES = {"peak_bytes": 3e6, "sent_bytes": 2e6, "exposed_ms": 1.5, "waiting_ms": 0.5, "sent_as": "float32"}
 
 
 def compared(rounds, ms, gpu=NO_GPU, **figures):
@@ -38,11 +38,12 @@ def test_rows_are_ordered_by_speed_and_a_wrong_strategy_comes_last_without_a_tim
     head, *lines = [line.split("  ") for line in table(settings, rows, "ddp").splitlines()[1:]]
     cells = [[cell.strip() for cell in line if cell.strip()] for line in (head, *lines)]
     assert cells[0] == [
-        "strategy", "ms per step", "ratio to ddp [95 %]", "tokens/s", "peak MB", "sent MB", "exposed ms", "norm",
-        "loss", "from single", "gradient",
+        "strategy", "ms per step", "ratio to ddp [95 %]", "tokens/s", "peak MB", "sent MB", "sent as", "exposed ms",
+        "waiting ms", "norm", "loss", "from single", "gradient",
     ]  # fmt: skip
     assert cells[1] == [
-        "fsdp", "10.0", "0.500 [0.500, 0.500]", "51200", "3.0", "2.00", "1.50", "1.2500", "6.50000", "0.0e+00", "ok"
+        "fsdp", "10.0", "0.500 [0.500, 0.500]", "51200", "3.0", "2.00", "float32", "1.50", "0.50", "1.2500", "6.50000",
+        "0.0e+00", "ok",
     ]  # fmt: skip
     assert cells[4] == ["zero0", "x 0.5000"]
 

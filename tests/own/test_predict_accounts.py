@@ -1,5 +1,6 @@
 """Predicted bytes and memory beside those that a real run counts; neither depends on how busy the machine is."""
 
+import importlib.util
 import json
 
 import pytest
@@ -15,6 +16,7 @@ from tests.own.workers import group
 
 pytest.importorskip("tensorboard")
 LENGTH, BATCH = 32, 2
+HAS_MEGATRON = importlib.util.find_spec("megatron") is not None
 SENT, KEPT, FRAMED = 0.003, 0.02, 0.003  # allowed, as parts of what was counted
 UNCOUNTED = (
     "own_ring",
@@ -53,7 +55,7 @@ def check(rows, model):
 
 @pytest.mark.medium
 def test_bytes_and_memory_of_real_runs_are_those_predicted(tmp_path):
-    strategies = ["ddp", "pipeline", "own_zero3"]  # make bank has all
+    strategies = ["ddp", "pipeline", *["megatron"] * HAS_MEGATRON, "own_zero3"]  # make bank has all
     words = ["--model", "gpt2-tiny", "--batch_size", BATCH, "--length", LENGTH, "--only", ",".join(strategies)]
 
     codes = group(ROOT / "benchmark" / "accounting.py", 2, tmp_path, *words, "--output_dir", tmp_path / "a")

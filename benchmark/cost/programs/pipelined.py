@@ -57,9 +57,15 @@ def one_forward_one_backward(stage: int, stages: int, count: int) -> list[tuple[
     return order
 
 
-def elements_of_rank(weight: Weight, slices: int) -> float:
+def cuts_vocabulary(cell: Cell) -> bool:
+    """Return whether each rank of a tensor axis has its own part of the embedding matrix, and so of the logits."""
+    return cell.strategy == "megatron" and cell.grid.tensor > 1
+
+
+def elements_of_rank(weight: Weight, cell: Cell) -> float:
     """Return the elements of a parameter on one rank of a tensor axis."""
-    return weight.elements / (slices if weight.name.endswith(SLICED) else 1)
+    is_sliced = weight.name.endswith(SLICED) or ("wte" in weight.name and cuts_vocabulary(cell))
+    return weight.elements / (cell.grid.tensor if is_sliced else 1)
 
 
 def on_grid(times: ComputeTimes) -> list[Kind]:
@@ -100,7 +106,10 @@ class StageProgram:
         self.last = self.grid.pipeline - 1
         self.examples = cell.batch * self.grid.pipeline * self.grid.tensor / count  # of a micro-batch
         self.writer = Writer(times, stage, self.examples)
-        self.activation = self.examples * cell.length * times.architecture.width * BYTES
+        self.cuts_vocabulary = cuts_vocabulary(cell)
+        # Megatron gets no last token, since it has no next one.
+        self.tokens = self.examples * (cell.length - self.cuts_vocabulary)
+        self.activation = self.tokens * times.architecture.width * BYTES
         self.kinds = tuple(range(self.grid.pipeline))
 
     def program(self) -> list[Instruction]:
@@ -114,7 +123,7 @@ class StageProgram:
             self.together("shared", "hop", shared, 2, (0, self.last))
             writer.copy("communication", shared)
         weights = on_stage(cell, writer.model, self.stage)
-        sizes = [elements_of_rank(weight, grid.tensor) for weight in weights]
+        sizes = [elements_of_rank(weight, cell) for weight in weights]
         elements = sum(sizes)
         if cell.strategy == "pipeline":
             self.together("loss", "broadcast", BYTES, grid.pipeline, self.kinds)
@@ -144,13 +153,18 @@ class StageProgram:
             instructions.append(Wait(f"{direction} {i} from {before}"))
         blocks, rest = self.seconds(direction)
         sums = SUMS.get(self.cell.strategy, OUR_SUMS)[direction == "backward"]
-        pieces = len(blocks) * sums if self.grid.tensor > 1 else 1
+        # Where the vocabulary is cut, too: embeddings in forward, in backward the gradient of the head's input.
+        pieces = len(blocks) * sums + self.cuts_vocabulary if self.grid.tensor > 1 else 1
+        rest = rest / self.grid.tensor if self.cuts_vocabulary else rest
         for piece in range(pieces):
             seconds = (sum(blocks) / self.grid.tensor + rest) / pieces
             instructions.append(Compute(direction, seconds, micro_batch=i))
             if self.grid.tensor > 1:
                 name = f"{direction} {i} {piece}"
                 self.together(name, "all_reduce", self.activation, self.grid.tensor, (stage,))
+        if self.cuts_vocabulary and direction == "forward":
+            for number in ("largest logit", "target's logit", "sum of exponentials"):
+                self.together(f"{number} {i}", "all_reduce", self.tokens * BYTES, self.grid.tensor, (stage,))
         if 0 <= after <= self.last:
             key = f"{direction} {i} from {stage}"
             instructions.append(Start(key, "hop", self.activation, 2, (stage,)))

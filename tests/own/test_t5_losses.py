@@ -1,0 +1,60 @@
+"""T5's workers have different numbers of target tokens; the loss of a step is the mean over all of them."""
+
+import json
+from dataclasses import replace
+from itertools import islice
+
+import pytest
+import torch
+
+from benchmark.arguments import parse
+from benchmark.training.workload import load_workload
+from common.paths import ROOT
+from tests.own.workers import group
+
+pytest.importorskip("tensorboard")
+
+
+@pytest.fixture(scope="module")
+def whole():
+    """Settings with 8 examples in a step, T5, and transformers' own loss and gradient of these examples."""
+    settings, _ = parse(["--model", "t5-tiny", "--length", "32", "--batch_size", "8", "--dropout", "0"])
+    workload = load_workload(settings)
+    model, batch = workload.build(settings), next(workload.batches(settings))
+    del batch["step_lengths"]
+    loss = model(**batch).loss
+    loss.backward()
+    return settings, workload, model, loss.item(), model.shared.weight.grad
+
+
+@pytest.mark.parametrize(("workers", "accumulation"), [(1, 1), (2, 1), (4, 1), (2, 2)])
+def test_loss_and_gradient_are_the_same_however_the_examples_are_divided(workers, accumulation, whole):
+    settings, workload, model, loss, gradient = whole
+    micro_batches = workers * accumulation
+    settings = replace(settings, world_size=workers, accumulation=accumulation, batch_size=8 // micro_batches)
+    ranks = [workload.batches(replace(settings, rank=rank)) for rank in range(workers)]
+    batches = [batch for rank in ranks for batch in islice(rank, accumulation)]
+    model.zero_grad()
+
+    mean = torch.stack([model(**batch).loss for batch in batches]).mean()
+    mean.backward()
+
+    counts = {int((batch["labels"] != -100).sum()) for batch in batches}
+    assert len(counts) > 1 or micro_batches == 1
+    assert mean.item() == pytest.approx(loss, rel=1e-6)
+    torch.testing.assert_close(model.shared.weight.grad, gradient, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.medium
+def test_losses_are_the_same_on_1_2_and_4_workers(tmp_path):
+    runs = []
+    for workers in (1, 2, 4):
+        folder = tmp_path / str(workers)
+        flags = ["--model", "t5-tiny", "--length", 32, "--batch_size", 4 // workers, "--eval_batches", 2 * workers]
+        more = ["--max_steps", 6, "--dropout", 0, "--output_dir", folder / "run"]
+        codes = group(ROOT / "benchmark" / "run.py", workers, folder, *flags, *more)
+        assert codes == [0] * workers, (folder / "log0.txt").read_text()[-2000:]
+        result = json.loads((folder / "run" / "result.json").read_text())
+        runs.append([*result["losses"], result["evaluations"][-1]["loss"]])
+
+    assert runs[1:] == [pytest.approx(runs[0], abs=1e-4)] * 2
