@@ -10,14 +10,15 @@ from common.errors import InputError
 
 @cache
 def read_manifest(tree: Path) -> dict[str, Any]:
-    """Return a handout's manifest: "files" is file -> digest. It is empty in the source that handouts are built from.
+    """Return a handout's manifest: "files" is file -> digest, "code" the same for the code alone of Python files that
+    students may change. It is empty in the source that handouts are built from.
 
     Raises InputError if the manifest is damaged.
     """
     path = tree / ".handout.json"
     try:
         manifest = json.loads(path.read_text(encoding="utf-8"))
-        return {**manifest, "files": dict(manifest["files"])}
+        return {**manifest, **{digests: dict(manifest[digests]) for digests in ("files", "code")}}
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, KeyError, TypeError) as error:

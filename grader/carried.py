@@ -51,7 +51,7 @@ def copies(request: pytest.FixtureRequest) -> Callable[[Callable[[Grade], None]]
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    for words in config.stash[COPIES].values():
+    for words in config.stash[WRITTEN].warnings:
         terminalreporter.line(f"warning: {words}")
 
 

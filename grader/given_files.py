@@ -1,7 +1,8 @@
 """Tells which files of a tree are as the course gave them out."""
 
-import ast
+import tokenize
 from hashlib import sha256
+from io import StringIO
 from pathlib import Path
 
 from common.paths import ROOT
@@ -12,21 +13,29 @@ from grader.wire.values import Fields
 
 def is_given(tree: Path, file: str) -> bool:
     """Return whether a file of the tree is as it was given out: equal to the course's copy, or to its digest in the
-    handout's manifest. Comments and line ends may differ from the course's copy."""
+    handout's manifest. Comments, empty lines and line ends may differ in a file that students may change."""
     content = (tree / file).read_bytes()
     if tree.resolve() != ROOT:
         course_copy = (ROOT / file).read_bytes() if (ROOT / file).is_file() else None
-        return course_copy is not None and (content == course_copy or _code(content) == _code(course_copy))
-    manifest = read_manifest(ROOT)
-    return not manifest or manifest["files"].get(file) == sha256(content).hexdigest()
+        return course_copy is not None and (content == course_copy or code_digest(content) == code_digest(course_copy))
+    given_out = read_manifest(ROOT)
+    if not given_out or given_out["files"].get(file) == sha256(content).hexdigest():
+        return True
+    return given_out["code"].get(file) == code_digest(content)
 
 
-def _code(content: bytes) -> str:
-    """Return what a Python file executes; if it is no Python, something unequal to every other file."""
+def code_digest(content: bytes) -> str:
+    """Return a digest of a Python file without its comments, empty lines and kind of line end. It is the same in every
+    version of Python, as ast.dump is not. Of what is no Python, it is a digest of the bytes."""
     try:
-        return ast.dump(ast.parse(content))
-    except (SyntaxError, ValueError, RecursionError):
-        return repr(content)
+        lines = StringIO(content.decode("utf-8-sig"), newline=None).read().split("\n")
+        for token in tokenize.generate_tokens(StringIO("\n".join(lines)).readline):
+            if token.type == tokenize.COMMENT:
+                row, column = token.start
+                lines[row - 1] = lines[row - 1][:column]
+    except (SyntaxError, ValueError, tokenize.TokenError):
+        return sha256(content).hexdigest()
+    return sha256("\n".join(line.rstrip() for line in lines if line.strip()).encode()).hexdigest()
 
 
 def given_common(tree: Path, course: Course) -> Fields | None:

@@ -77,9 +77,9 @@ class Report:
             }
         self._write()
 
-    def warn(self, words: str) -> None:
-        """Note something that costs no points by itself."""
-        self.warnings.append(words)
+    def warn(self, *words: str) -> None:
+        """Note what costs no points by itself, each once."""
+        self.warnings += [word for word in dict.fromkeys(words) if word not in self.warnings]
         self._write()
 
     def _write(self) -> None:

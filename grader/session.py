@@ -36,6 +36,7 @@ class Session:
         self.region = ""  # of the test that runs now
         self.timeouts: Counter[str] = Counter()  # runs that met their deadline, by region
         self.flags: list[Flag] = []  # of runs since somebody last took them
+        self.not_checked: list[str] = []  # what this machine cannot check
 
     @cached_property
     def given(self) -> Fields | None:

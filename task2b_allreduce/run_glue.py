@@ -65,7 +65,7 @@ def sync_gradients(model, world_size):
 
     2b.1  For every parameter that has a gradient, in the same order on every worker:
           [1] all_reduce sums the gradients of all workers, in place,
-          [2] every worker divides the sum by the number of workers.
+          [2] every worker divides the sum by the number of workers. A gradient keeps its dtype (it may be of 16 bit).
     """
     # TODO(cos598d) 2b.1: all_reduce every gradient and divide by world_size (about 4 lines)
     # BEGIN SOLUTION 2b.1

@@ -7,11 +7,12 @@
 
 The kernel counts the CPU time of each thread, and the referee computes the same digest to know what it costs here. So
 what a rank says about its threads decides nothing. Where the kernel does not count (no /proc/PID/task/*/schedstat),
-only the digests are checked.
+only the digests are checked, and a test says `not checked: threads`.
 """
 
 import contextlib
 import hashlib
+import os
 import secrets
 import time
 from dataclasses import dataclass, field
@@ -80,6 +81,11 @@ class ThreadTimes:
         if same := [other for other, its_thread in self._thread_of.items() if its_thread == thread and other != worker]:
             return f"{same[0]} and {worker} work in one thread: each needs its own"
         return ""
+
+
+def kernel_counts() -> bool:
+    """Return whether this machine's kernel counts the CPU time of each thread."""
+    return bool(cpu_times(os.getpid()))
 
 
 def cpu_times(pid: int) -> dict[int, float]:

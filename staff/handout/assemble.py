@@ -22,6 +22,7 @@ from common.paths import ROOT
 from course.graded_tests import graded_tests
 from course.table import Course, files_matching, load_course
 from course.zip_files import mode_of, write_zip
+from grader.given_files import code_digest
 from staff.handout.leaks import find_leaks
 from staff.handout.points import with_points
 from staff.handout.regions import Region, find_regions, for_students
@@ -39,6 +40,7 @@ class Handout:
     regions: list[Region]
     problems: list[str]
     given_solved: list[str]  # ids in the files that the course does not have: they are given out solved
+    code: dict[str, str]  # name -> digest of the code, of Python files that students may change
 
 
 def assemble(root: Path) -> Handout:
@@ -63,7 +65,9 @@ def assemble(root: Path) -> Handout:
         if id not in graded
     ]
     problems += find_leaks(files, regions, course)
-    return Handout(files, regions, problems, given_solved)
+    may_change = [name for name in files if name.endswith(".py") and course.may_student_change(name)]
+    code = {name: code_digest(files[name]) for name in may_change}
+    return Handout(files, regions, problems, given_solved, code)
 
 
 def _names(root: Path, course: Course) -> dict[str, str]:
@@ -103,7 +107,7 @@ def write(handout: Handout, out: Path) -> Path:
         raise InputError(f"the handout has {len(handout.problems)} problem(s), the first: {handout.problems[0]}")
     archive = make_room(out)
     digests = {name: hashlib.sha256(content).hexdigest() for name, content in handout.files.items()}
-    manifest = json.dumps({"format": 1, "files": digests}, indent=1) + "\n"
+    manifest = json.dumps({"format": 1, "files": digests, "code": handout.code}, indent=1) + "\n"
     files = handout.files | {MANIFEST: manifest.encode()}
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as scratch:
         new, old = Path(scratch, "new"), Path(scratch, "old")

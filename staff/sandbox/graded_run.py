@@ -40,6 +40,7 @@ from typing import Any
 from common.errors import InputError
 from common.paths import ROOT, cache_dir
 from course.table import load_course
+from grader.ranks.thread_times import kernel_counts
 from staff.sandbox import kernel, landlock, seccomp
 
 CONFINING = ("user", "landlock", "seccomp", "network", "scratch", "limits", "memory")
@@ -152,6 +153,7 @@ def probe() -> dict[str, Any]:
         "scratch": _in_child(_mount_scratch),
         "limits": True,
         "memory": True,
+        "threads": kernel_counts(),
     }
     held["files"] = "landlock" if held["landlock"] else "modes" if root and not open_secrets() else "open"
     return held | {"level": _level(held)}

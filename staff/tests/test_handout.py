@@ -15,7 +15,7 @@ import pytest
 from common.errors import InputError
 from common.paths import ROOT
 from course.table import files_matching, load_course
-from grader import imports
+from grader import given_files, imports
 from staff.handout.assemble import MANIFEST, assemble, write
 from staff.handout.leaks import solution_lines
 from staff.tests.handouts import open_handout
@@ -253,6 +253,23 @@ def test_an_untouched_handout_is_replaced_even_after_it_was_run(tree, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "out.zip", "tree"]
 
 
+@pytest.mark.parametrize(("before", "after", "newline", "given"), [
+    (b"", b"", b"\n", True),
+    (b"# mine\n\n", b"  # the model\n# end", b"\r\n", True),
+    (b"", b"  # the model\nimport os", b"\n", False),
+    (b"(\n", b"", b"\n", False),
+])  # fmt: skip
+def test_a_file_in_a_student_s_handout_is_as_given_whatever_its_comments_and_line_ends(
+    tree, tmp_path, monkeypatch, before, after, newline, given
+):
+    write(assemble(tree), tmp_path / "out")
+    monkeypatch.setattr(given_files, "ROOT", tmp_path / "out")
+    script = tmp_path / "out/task1_single/run.py"
+    script.write_bytes((before + script.read_bytes().rstrip() + after + b"\n").replace(b"\n", newline))
+
+    assert given_files.is_given(tmp_path / "out", "task1_single/run.py") is given
+
+
 TOUCHES: dict[str, Callable[[Path], object]] = {
     "add a note": lambda out: (out / "notes.txt").write_text("mine"),
     "edit a file": lambda out: (out / "README.md").write_text("mine"),
@@ -375,7 +392,7 @@ for script in sys.argv[1:]:  # in one process, which loads torch once
 
 
 def test_the_command_prints_a_line_of_json_and_exits_with_2_on_a_problem(tree, tmp_path):
-    for folder in ("staff", "common", "course"):
+    for folder in ("staff", "common", "course", "grader"):
         shutil.copytree(ROOT / folder, tree / folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
     edit(tree, "course.toml", '"common/*.py", "task*/**/*"', '"common/lesson.py", "task1_single/*"')
     run = [sys.executable, "-m", "staff.handout", "--out", str(tmp_path / "out")]

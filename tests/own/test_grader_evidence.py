@@ -13,6 +13,7 @@ from grader.verdicts import Verdict, Wrong
 from grader.wire.values import MessageError
 from staff.proofs import attack_bank
 from tests.own.inline_student import view_of, view_with
+from tests.own.started_processes import run
 from tests.pipeline import test_compute, test_forward
 from tests.pipeline.pipe_shared import MAIN, NO_PERMIT, PermitReferee, must_have_permits
 
@@ -101,6 +102,16 @@ def test_a_measure_that_looks_wrong_is_taken_once_more(monkeypatch):
     test_compute.check_same_time(view_of(ROOT, "p.4"))
 
     assert problems == []
+
+
+def test_where_the_kernel_does_not_count_threads_a_right_program_passes_and_it_is_said_once():
+    code = "import sys, pytest; from grader.ranks import thread_times; thread_times.cpu_times = lambda pid: {}; "
+    code += "sys.exit(pytest.main(sys.argv[1:]))"
+
+    ended = run("-c", code, "tests/pipeline/test_compute.py", "-k", "each_result or same_time")
+
+    assert ended.returncode == 0, ended.stdout
+    assert ended.stdout.count("warning: not checked: threads (this kernel does not count") == 1
 
 
 # --- submissions ------------------------------------------------------------------------------------------------------
