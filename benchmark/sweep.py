@@ -2,10 +2,11 @@
 
     python -m benchmark.sweep --models t5-tiny,gpt2-tiny --strategies zero0,zero2 --batch_sizes 1,2,4,8,16 --workers 2
 
-Each combination writes a folder with result.json, or with failure.json if it ran out of memory or crashed. Existing
-results of the same flags and commit are kept (--retry reruns failures), so an interrupted sweep continues where it
-stopped. Flags after a lone "--" go to benchmark.run. At the end tables.py writes latency.csv, mem.csv, scaling.csv and
-figures; with --examples_per_step the table of benchmark.frameworks, which is this command with other defaults.
+Each combination writes a folder with result.json, or with failure.json if it ran out of memory or crashed. What is
+there already of the same flags, commit and versions is kept (--retry reruns failures), so an interrupted sweep
+continues where it stopped; anything else is refused. Flags after a lone "--" go to benchmark.run. At the end tables.py
+writes latency.csv, mem.csv, scaling.csv and figures; with --examples_per_step the table of benchmark.frameworks, which
+is this command with other defaults.
 """
 
 import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
@@ -25,7 +26,7 @@ from typing import Any
 import psutil
 from tqdm import tqdm
 
-from benchmark.measure.machine import commit, environment
+from benchmark.measure.machine import commit, environment, these_versions
 from benchmark.names import command_parser, models_of, names_of, numbers_of
 from benchmark.strategies import STRATEGIES, one_process
 from benchmark.tables import LEVELS, SweepRun, left_in, write_frameworks, write_tables
@@ -73,7 +74,6 @@ def execute(run: SweepRun, folder: Path, steps: int, more: Sequence[str]) -> dic
     command += ["--batch_size", str(run.batch_size), "--workers", str(run.workers), "--max_steps", str(steps)]
     command += ["--output_dir", str(place), "--overwrite_output_dir", *more]
     process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    keep(place / "command.json", {"flags": list(more), "commit": commit()})
     if process.returncode == 0:
         return json.loads((place / "result.json").read_text())
     lines = process.stderr.strip().splitlines()
@@ -97,19 +97,32 @@ def flags_of(run: SweepRun, arguments: argparse.Namespace, more: list[str]) -> l
     return ["--eval_batches", str(VALIDATION_STEPS * run.workers), *more] if arguments.examples_per_step else more
 
 
+def command_of(flags: Sequence[str]) -> dict[str, str]:
+    """What has to be equal for a kept run to be used again."""
+    versions = ", ".join(f"{name} {number}" for name, number in these_versions().items())
+    threads = os.environ.get("OMP_NUM_THREADS", "not set")
+    return {"flags": " ".join(flags), "commit": commit(), "versions": versions, "OMP_NUM_THREADS": threads}
+
+
+def kept_command(place: Path) -> dict[str, str]:
+    """The command_of() the run that is in this folder."""
+    file = place / "command.json"
+    return json.loads(file.read_text()) if file.exists() else {}
+
+
 def check_kept(run: SweepRun, folder: Path, steps: int, more: Sequence[str]) -> None:
     """Raises InputError if the folder holds this run with other settings: its figures cannot stand beside others."""
     place = folder / run.name
-    if not (place / "result.json").exists():
+    outcome, kept = left_in(place), kept_command(place)
+    if not outcome:
         return
-    about = json.loads((place / "command.json").read_text()) if (place / "command.json").exists() else {}
-    now = {"flags": list(more), "commit": commit()}
     different = [
-        f"{name} {' '.join(value) or 'none' if name == 'flags' else value}"
-        for name, value in about.items() if value != now[name]
+        f"{name} {kept.get(name, 'unknown') or 'none'}"
+        for name, value in command_of(more).items() if kept.get(name) != value
     ]  # fmt: skip
-    recorded_steps = sum(left_in(place)["steps"].values())
-    different += [f"{recorded_steps} steps, expected {steps}"] if steps and recorded_steps != steps else []
+    recorded_steps = sum(outcome.get("steps", {}).values())
+    if recorded_steps and steps not in (0, recorded_steps):
+        different.append(f"{recorded_steps} steps, expected {steps}")
     if different:
         raise InputError(
             f"{place} holds a run of {', '.join(different)}; delete the folder, or name another with --output_dir"
@@ -133,6 +146,7 @@ def sweep(runs: list[SweepRun], arguments: argparse.Namespace, more: list[str]) 
 
 
 def attempt(run: SweepRun, arguments: argparse.Namespace, more: list[str]) -> dict:
+    keep(arguments.output_dir / run.name / "command.json", command_of(more))
     if arguments.skip_predicted_oom:
         from benchmark.cost.architecture import describe
         from benchmark.cost.cell import Cell  # here: the flags are checked before torch is loaded
@@ -202,7 +216,8 @@ def main(command: str = "sweep", about: str | None = __doc__, defaults: Sequence
     if arguments.steps:  # otherwise the runs with small batches tell how many steps the others need
         random.Random(arguments.seed).shuffle(launches)
     for run in launches:
-        check_kept(run, folder, arguments.steps, flags_of(run, arguments, more))
+        if not (arguments.retry and "outcome" in left_in(folder / run.name)):
+            check_kept(run, folder, arguments.steps, flags_of(run, arguments, more))
     failures = sweep(launches, arguments, more)
     if arguments.examples_per_step:
         result = {"left_out": failures, **write_frameworks(folder, runs, failures, begin)}

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from benchmark.frameworks import DEFAULTS
-from benchmark.measure.machine import commit
-from benchmark.sweep import check_kept, flags_of, parse, plan, steps_for
+from benchmark.sweep import check_kept, command_of, flags_of, parse, plan, steps_for
 from benchmark.tables import (
     SweepRun,
     combined,
@@ -155,20 +154,35 @@ def test_figures_that_cannot_be_true_and_a_busy_machine_are_flagged(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("more", "steps", "message"),
+    ("other", "steps", "message"),
     [
-        (["--precision", "bf16"], 24, "flags --length 64; delete the folder"),
-        (["--length", "64"], 26, "24 steps, expected 26; delete the folder"),
+        ({"flags": "--precision bf16"}, 24, "holds a run of flags --precision bf16; delete the folder"),
+        ({"versions": "torch 1.0"}, 24, "versions torch 1.0; delete the folder"),
+        ({"commit": "0123456"}, 24, "commit 0123456; delete the folder"),
+        ({"OMP_NUM_THREADS": "7"}, 24, "OMP_NUM_THREADS 7; delete the folder"),
+        ({}, 26, "24 steps, expected 26; delete the folder"),
+        (None, 24, "flags unknown, commit unknown, versions unknown"),
     ],
 )
-def test_a_kept_run_of_other_settings_is_refused(tmp_path, more, steps, message):
-    run = SweepRun("ddp", "gpt2", 4, 2)
+def test_what_is_kept_of_other_settings_is_refused(tmp_path, other, steps, message):
+    run, more = SweepRun("ddp", "gpt2", 4, 2), ["--length", "64"]
     keep(tmp_path, run)
-    about = {"flags": ["--length", "64"], "commit": commit()}
-    (tmp_path / run.name / "command.json").write_text(json.dumps(about))
+    if other is not None:
+        (tmp_path / run.name / "command.json").write_text(json.dumps(command_of(more) | other))
 
     with pytest.raises(InputError, match=message):
         check_kept(run, tmp_path, steps, more)
+
+
+def test_a_failure_is_kept_under_the_same_limit_only(tmp_path):
+    run, limit = SweepRun("ddp", "gpt2", 4, 2), ["--memory_limit_mb", "40"]
+    (tmp_path / run.name).mkdir()
+    (tmp_path / run.name / "failure.json").write_text(json.dumps({"outcome": "OOM", "message": ""}))
+    (tmp_path / run.name / "command.json").write_text(json.dumps(command_of(limit)))
+
+    check_kept(run, tmp_path, 24, limit)
+    with pytest.raises(InputError, match="flags --memory_limit_mb 40; delete the folder"):
+        check_kept(run, tmp_path, 24, ["--memory_limit_mb", "80"])
 
 
 def test_tables_have_the_launch_with_the_median_speed_and_scaling_its_throughput_over_one_workers(tmp_path):
