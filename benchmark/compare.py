@@ -4,8 +4,9 @@
     python -m benchmark.compare A/comparison.json B/comparison.json     # two machines, or before and after
 
 In each round every strategy takes one step, in a random order that is the same on all workers, with a barrier before
-and after each step. With `single`, every worker computes all examples of the step without communication, so the ratio
-to it is the inverse of the speed-up.
+and after each step, whose own time is taken out. `single` is the first worker alone, which computes all examples of the
+step on its share of the cores, while the others wait: the ratio to it is the inverse of the speed-up over one worker.
+benchmark.frameworks has `single all cores`, too.
 Before that, each strategy has to show that its gradient is right (benchmark.prove, on a tiny model): a wrong one is
 named and not timed, and the exit code is 1. All start from the same weights and see the same examples, so the timed
 steps' losses and gradient norms are compared with single's, too.
@@ -42,7 +43,7 @@ from benchmark.measure.machine import environment, machine_line
 from benchmark.measure.mfu import utilisation
 from benchmark.measure.output import MB, cell, publish, text_table, write_csv
 from benchmark.measure.ranking import Bar, draw_ranking
-from benchmark.measure.turns import take_round
+from benchmark.measure.turns import take_rounds_alone
 from benchmark.measure.two_results import compare_results
 from benchmark.names import is_own, names_of
 from benchmark.proof.prover import NOT_PROVED
@@ -71,24 +72,24 @@ def work(settings: Settings, labels: list[str]) -> None:
         labels = [label for label in labels if label.split()[0] not in wrong]
         compared = []
         for label in labels:
-            compared.append(ComparedStrategy(label, settings, worker, workload))
+            compared.append(ComparedStrategy(label, settings, worker, workload, alone=label == "single"))
             worker.pulse.beat()
         turns, count = [strategy.turn for strategy in compared], settings.max_steps
-        seconds = [take_round(turns, number, settings.seed, dist.barrier) for number in range(count)]
+        seconds = take_rounds_alone(turns, count, WARM_UP, settings.seed, dist.barrier)
         trace(worker, labels, compared, count)
         losses = torch.tensor(
-            [[loss.item() for loss in strategy.losses[:count]] for strategy in compared], device=worker.device
-        )
-        losses = losses.double()
-        dist.all_reduce(losses)  # workers see different shares of a step; single sees all of it on each
-        losses /= worker.world_size
+            [[loss.item() for loss in strategy.losses[:count]] or [0.0] * count for strategy in compared],
+            dtype=torch.float64, device=worker.device,
+        )  # fmt: skip
+        dist.all_reduce(losses)  # workers see different shares of a step; single sees all of it, on the first worker
+        losses[1:] /= worker.world_size
         figures: list[Any] = [None] * worker.world_size
         dist.all_gather_object(figures, [strategy.figures for strategy in compared])
         if worker.is_first:
             norms = [
                 [None if norm is None else float(norm) for norm in strategy.norms[:count]] for strategy in compared
             ]
-            rounds = {"labels": labels, "seconds": seconds, "losses": losses.tolist(), "norms": norms}
+            rounds = {"labels": labels, "seconds": seconds.tolist(), "losses": losses.tolist(), "norms": norms}
             with atomic_write(settings.output_dir / "rounds.json") as file:
                 json.dump(rounds | {"figures": figures, "proofs": proofs}, file)
 
