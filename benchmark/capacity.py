@@ -19,6 +19,7 @@ from benchmark.checks.check import Row, check_parser, run_parts
 from benchmark.cost.architecture import describe
 from benchmark.cost.cell import Cell
 from benchmark.cost.predicted_memory import peak
+from benchmark.engines.operators import compile_operators
 from benchmark.names import names_of
 from benchmark.strategies import STRATEGIES
 from benchmark.sweep import execute
@@ -90,6 +91,7 @@ def search(strategy: str, workers: int, limit_mb: int) -> Row:
 
 def largest(flags: argparse.Namespace) -> list[Row]:
     """The largest model of every strategy, and their picture."""
+    compile_operators(flags.strategies, no_cuda=True)
     rows = [search(name, 1 if name == "single" else flags.workers, flags.limit_mb) for name in flags.strategies]
     title = f"{flags.limit_mb} MB on each of {flags.workers} workers"
     labels = [row["strategy"].replace("own_", "") for row in rows]

@@ -4,8 +4,9 @@
     python -m benchmark.compare A/comparison.json B/comparison.json     # two machines, or before and after
 
 In each round every strategy takes one step, in a random order that is the same on all workers, with a barrier before
-and after each step. With `single`, every worker computes all examples of the step without communication, so the ratio
-to it is the inverse of the speed-up.
+and after each step, whose own time is taken out. `single` is the first worker alone, which computes all examples of the
+step on its share of the cores, while the others wait: the ratio to it is the inverse of the speed-up over one worker.
+benchmark.frameworks has `single all cores`, too.
 Before that, each strategy has to show that its gradient is right (benchmark.prove, on a tiny model): a wrong one is
 named and not timed, and the exit code is 1. All start from the same weights and see the same examples, so the timed
 steps' losses and gradient norms are compared with single's, too.
@@ -44,10 +45,11 @@ from benchmark.measure.machine import environment, machine_line
 from benchmark.measure.mfu import utilisation
 from benchmark.measure.output import MB, cell, publish, text_table, write_csv
 from benchmark.measure.ranking import Bar, draw_ranking
-from benchmark.measure.turns import take_round
+from benchmark.measure.turns import take_rounds_alone
 from benchmark.measure.two_results import compare_results
 from benchmark.names import is_own, names_of
-from benchmark.prove import Engines, prove_all, verdict
+from benchmark.proof.prover import NOT_PROVED
+from benchmark.prove import chosen, prove_all, small_model, verdict
 from benchmark.settings import Settings
 from benchmark.strategies import STRATEGIES, why_not
 from benchmark.training.workload import load_workload, what_is_trained
@@ -67,43 +69,44 @@ def work(settings: Settings, labels: list[str]) -> None:
     """One worker: all strategies in turn; the first worker keeps the figures."""
     with process_group(settings, join) as worker:
         workload = load_workload(settings)
-        proofs = prove_labels(settings, worker, labels, workload.kind)
-        wrong = [proof["strategy"] for proof in proofs if proof["gradient"] != "ok"]
+        proofs = prove_labels(settings, worker, labels)
+        wrong = [proof["strategy"] for proof in proofs if proof["sentence"]]
         labels = [label for label in labels if label.split()[0] not in wrong]
         compared = []
         for label in labels:
-            compared.append(ComparedStrategy(label, settings, worker, workload))
+            compared.append(ComparedStrategy(label, settings, worker, workload, alone=label == "single"))
             worker.pulse.beat()
         turns, count = [strategy.turn for strategy in compared], settings.max_steps
-        seconds = [take_round(turns, number, settings.seed, dist.barrier) for number in range(count)]
+        seconds = take_rounds_alone(turns, count, WARM_UP, settings.seed, dist.barrier)
         trace(worker, labels, compared, count)
         losses = torch.tensor(
-            [[loss.item() for loss in strategy.losses[:count]] for strategy in compared], device=worker.device
-        )
-        losses = losses.double()
-        dist.all_reduce(losses)  # workers see different shares of a step; single sees all of it on each
-        losses /= worker.world_size
+            [[loss.item() for loss in strategy.losses[:count]] or [0.0] * count for strategy in compared],
+            dtype=torch.float64, device=worker.device,
+        )  # fmt: skip
+        dist.all_reduce(losses)  # workers see different shares of a step; single sees all of it, on the first worker
+        losses[1:] /= worker.world_size
         figures: list[Any] = [None] * worker.world_size
         dist.all_gather_object(figures, [strategy.figures for strategy in compared])
         if worker.is_first:
             norms = [
                 [None if norm is None else float(norm) for norm in strategy.norms[:count]] for strategy in compared
             ]
-            rounds = {"labels": labels, "seconds": seconds, "losses": losses.tolist(), "norms": norms}
+            rounds = {"labels": labels, "seconds": seconds.tolist(), "losses": losses.tolist(), "norms": norms}
             with atomic_write(settings.output_dir / "rounds.json") as file:
                 json.dump(rounds | {"figures": figures, "proofs": proofs}, file)
 
 
-def prove_labels(settings: Settings, worker: Worker, labels: list[str], kind: str) -> list[dict[str, Any]]:
+def prove_labels(settings: Settings, worker: Worker, labels: list[str]) -> list[dict[str, Any]]:
     """The rows of benchmark.prove for these strategies, on every worker. A collective."""
-    tiny = replace(settings, batch_size=2)
-    if kind != "own":
-        tiny = replace(tiny, model=f"{kind}-tiny", tokenizer_name="", data_dir=None, length=32)
+    small = replace(settings, model=small_model(settings.model, settings.world_size))
+    if not is_own(small.model):
+        small = replace(small, tokenizer_name="", data_dir=None, length=32)
     if settings.precision == "fp16":
-        tiny = replace(tiny, precision="fp32")  # a step that the gradient scaler skips would count as wrong
+        small = replace(small, precision="fp32")  # a step that the gradient scaler skips would count as wrong
     names = dict.fromkeys(label.split()[0] for label in labels if label != "single")
-    engines: Engines = {name: (name, STRATEGIES[name].make) for name in names}
-    rows: list[Any] = [[proof.row() for proof in prove_all(tiny, worker, engines)]]
+    engines, left_out = chosen(small, ",".join(names)) if names else ({}, [])
+    proofs = prove_all(replace(small, batch_size=2), worker, engines)
+    rows: list[Any] = [[proof.row() for proof in [*left_out, *proofs]]]
     dist.broadcast_object_list(rows)
     return rows[0]  # type: ignore[no-any-return]
 
@@ -112,7 +115,7 @@ def fault(settings: Settings, losses: np.ndarray, norms: list[float | None], rig
     """What was wrong in the timed steps; empty if nothing was. losses: of each step; right: norms of single."""
     allowed = NORM_DEVIATION.get(settings.precision, math.inf)
     for step, (norm, expected) in enumerate(zip(norms, right, strict=True), 1):
-        if norm and expected and allowed < math.inf and not abs(norm / expected - 1) <= allowed:
+        if norm is not None and expected and allowed < math.inf and not abs(norm / expected - 1) <= allowed:
             return f"norm x {norm / expected:.4f} in step {step}"
     return "" if np.isfinite(losses).all() else "loss is not a number"
 
@@ -121,10 +124,11 @@ def evaluate(settings: Settings, base: str, rounds: dict, begin: dict) -> list[d
     """One row for each strategy, by speed; those that are wrong have no times, and come last."""
     seconds, losses = np.array(rounds["seconds"])[WARM_UP:], np.array(rounds["losses"])
     labels, norms, rows = rounds["labels"], rounds["norms"], []
+    gradients = {proof["strategy"]: proof["gradient"] for proof in rounds["proofs"]} | {"single": "ok"}
     wrong = [
         {name: proof[name] for name in ("strategy", "gradient", "sentence")}
         for proof in rounds["proofs"]
-        if proof["gradient"] != "ok"
+        if proof["sentence"]
     ]
     for column, label in enumerate(labels):
         if reason := fault(settings, losses[column], norms[column], norms[0]):
@@ -135,7 +139,7 @@ def evaluate(settings: Settings, base: str, rounds: dict, begin: dict) -> list[d
         speed, of_workers = settings.examples_per_step / median * 1e3, [some[column] for some in rounds["figures"]]
         row = {
             "strategy": label,
-            "gradient": "ok",
+            "gradient": gradients.get(label.split()[0], NOT_PROVED),
             "step_ms": median,
             "step_ms_95": ends,
             "ratio": mean_ratio,
@@ -183,12 +187,12 @@ def table(settings: Settings, rows: list[dict], base: str) -> str:
     columns = {head: of for head, of in columns.items() if any(row.get(of[0]) is not None for row in rows)}
     lines = [["strategy", "ms per step", f"ratio to {base} [95 %]", *columns, "from single", "gradient"]]
     for row in rows:
-        if row["gradient"] != "ok":
+        if "step_ms" not in row:
             lines.append([row["strategy"], *[""] * (len(lines[0]) - 2), row["gradient"]])
             continue
         figures = [cell(row[name], digits, unit) for name, unit, digits in columns.values()]
         times = [f"{row['step_ms']:.1f}", interval_text((row["ratio"], *row["ratio_95"]))]
-        lines.append([row["strategy"], *times, *figures, f"{row['loss_difference']:.1e}", "ok"])
+        lines.append([row["strategy"], *times, *figures, f"{row['loss_difference']:.1e}", row["gradient"]])
     rounds = f"{settings.max_steps - WARM_UP} rounds after {WARM_UP} of warm-up"
     return f"{what_is_trained(settings)}, {settings.precision}, {rounds}\n{text_table(lines)}"
 
@@ -245,7 +249,10 @@ def report(settings: Settings, missing: list[str], base: str, begin: dict) -> No
     base = base if base in rounds["labels"] else "single"  # a wrong base is compared with nothing
     rows = evaluate(settings, base, rounds, begin)
     wrong, machine = verdict(rows), machine_line(begin)
-    print(table(settings, rows, base), machine, *notes_of(settings, rows, base, missing), wrong or "all ok", sep="\n")
+    unproved = [f"not proved: {proof['left_out']}" for proof in rounds["proofs"] if proof["left_out"]]
+    ending = wrong or ("nothing is wrong, but not all is proved" if unproved else "all ok")
+    notes = [*unproved, *notes_of(settings, rows, base, missing)]
+    print(table(settings, rows, base), machine, *notes, ending, sep="\n")
     flat = [flattened(row) for row in rows]
     write_csv(
         folder / "comparison.csv", [list(flat[0]), *([row.get(name) for name in flat[0]] for row in flat)], machine
@@ -257,7 +264,7 @@ def report(settings: Settings, missing: list[str], base: str, begin: dict) -> No
         label: [1e3 * times[column] for times in rounds["seconds"][WARM_UP:]]
         for column, label in enumerate(rounds["labels"])
     }
-    names = [row["strategy"] for row in rows if row["gradient"] != "ok"]
+    names = [row["strategy"] for row in rows if row.get("sentence")]
     result: dict[str, Any] = {"wrong": names, "rows": rows, "steps_ms": steps_ms, "left_out": missing, "base": base}
     publish(result | {"environment": begin, "settings": settings.as_json()}, folder / "comparison.json")
     if wrong:

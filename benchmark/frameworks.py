@@ -5,7 +5,8 @@
 
 Every run takes the same steps over the same examples: --examples_per_step is divided among the workers. So validation
 losses must agree, whatever the framework and however many workers, and what differs is time. A worker uses one CPU
-thread unless OMP_NUM_THREADS is set; otherwise a single worker would use all cores and look as fast as several.
+thread unless OMP_NUM_THREADS is set; otherwise a single worker would use all cores and look as fast as several: the
+row `single all cores` does. `ddp again` is a second launch of ddp; by how much they differ is the table's own error.
 
 The runs are those of benchmark.sweep: existing results are skipped. Flags behind a lone -- go to
 benchmark.run. Writes frameworks.csv, frameworks.md and figures to --output_dir.

@@ -34,6 +34,7 @@ from benchmark.proof.judge import CaseResult
 from benchmark.proof.prover import MakeEngine, Proof, Prover
 from benchmark.settings import Settings
 from benchmark.strategies import STRATEGIES, why_not
+from benchmark.training.model_config import kind_of
 from benchmark.training.workload import load_workload, what_is_trained
 from benchmark.workers import join, make_ready, reports, start_workers, without
 from common.errors import InputError, exit_on_input_error
@@ -41,12 +42,13 @@ from common.paths import atomic_write, import_file
 from common.workers.process_group import Worker, process_group
 
 CASES = 5  # of a strategy, at most
+MOST_PARTS = 8  # blocks and heads that a small model is given at most
 FORMS = {"scale": ".4f", "error": ".1e"}  # of these figures
 Engines = dict[str, tuple[str, MakeEngine]]  # name -> the strategy whose settings it gets, and how it is made
 
 
-def chosen(settings: Settings, names: str, engines: str) -> tuple[Engines, list[str]]:
-    """What to prove, by name: whose settings it gets, and how it is made. And why others are left out."""
+def chosen(settings: Settings, names: str, engines: str = "") -> tuple[Engines, list[Proof]]:
+    """What to prove, by name: whose settings it gets, and how it is made. And what is left out, with the reason."""
     if engines:
         path, _, engine_names = engines.rpartition(":")
         module = import_file(Path(path).resolve(), Path(path).stem) if path and Path(path).is_file() else None
@@ -55,16 +57,26 @@ def chosen(settings: Settings, names: str, engines: str) -> tuple[Engines, list[
             raise InputError(f"--engine: expected FILE.py:NAME, got {engines!r}; there is no {missing[0]} in {path!r}")
         return {name: (names or "ddp", getattr(module, name)) for name in engine_names.split(",")}, []
     chosen_engines: Engines = {}
-    left_out = []
+    left_out: list[Proof] = []
     for name in (
         names_of("--strategy", names, STRATEGIES) if names else [name for name in STRATEGIES if name != "single"]
     ):
         reason = why_not(replace(settings, strategy=name))
         if reason:
-            left_out.append(reason)
+            left_out.append(Proof(name, left_out=reason))
         else:
             chosen_engines[name] = (name, STRATEGIES[name].make)
     return chosen_engines, left_out
+
+
+def small_model(model: str, workers: int) -> str:
+    """The model that is proved instead of a large one: of its kind, small, and with parts for so many workers."""
+    kind = kind_of(model)
+    if kind == "own":
+        return model
+    if kind == "gpt2" and 4 % workers and workers <= MOST_PARTS:  # gpt2-tiny has four blocks and four heads
+        return f"gpt2-{workers}x{64 * workers}"
+    return f"{kind}-tiny"
 
 
 def prove_all(settings: Settings, worker: Worker, engines: Engines, keep: Path | None = None) -> list[Proof]:
@@ -106,14 +118,14 @@ def table(settings: Settings, rows: list[dict]) -> str:
 
 
 def verdict(rows: list[dict]) -> str:
-    """What is wrong, in one line; empty if nothing is."""
-    wrong = [row["sentence"] for row in rows if row["gradient"] != "ok"]
+    """What is wrong, in one line; empty if nothing is. What is not proved is not wrong."""
+    wrong = [row["sentence"] for row in rows if row.get("sentence")]
     return f"wrong: {'; '.join(wrong)}" if wrong else ""
 
 
-def report(settings: Settings, rows: list[dict], left_out: list[str]) -> None:
+def report(settings: Settings, rows: list[dict]) -> None:
     """Print the table and, as the last line, the figures. Exits with 1, and with what is wrong, if anything is."""
-    left_out = [*left_out, *(row["left_out"] for row in rows if row["left_out"])]
+    left_out = [row["left_out"] for row in rows if row["left_out"]]
     rows = [row for row in rows if not row["left_out"]]
     wrong = verdict(rows)
     result = {
@@ -137,23 +149,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add("--engine", dest="engines", default="", metavar="FILE.py:NAME", help="an engine outside of this repository")
 
 
-def main() -> None:
-    argv = sys.argv[1:]
-    settings, flags = parse(argv, "prove", __doc__, add_flags)
-    if settings.precision == "fp16":
-        raise InputError("--precision: the gradient scaler of fp16 skips steps, so prove fp32 or bf16; got fp16")
+def prove_on_workers(argv: list[str], settings: Settings, flags: argparse.Namespace) -> list[dict]:
+    """The row of each engine, proved on workers that are started here. settings, flags: argv, parsed."""
     engines, left_out = chosen(settings, flags.names, flags.engines)
     proof_file = settings.output_dir / "proof.json"
-    if flags.start is None:
-        with process_group(settings, join) as worker:
-            prove_all(settings, worker, engines, proof_file if worker.is_first else None)
-        if reports(settings):
-            report(settings, json.loads(proof_file.read_text()), left_out)
-        return
     load_workload(settings)  # a wrong name or empty data is said once, not by every worker
     make_ready(settings, [strategy for strategy, _ in engines.values()])
     rest = without(argv, "--workers", "--strategy", "--engine")
-    rows: list[dict] = []
+    rows = [proof.row() for proof in left_out]
     names = list(engines)
     while names:
         proof_file.unlink(missing_ok=True)
@@ -169,7 +172,21 @@ def main() -> None:
             sys.exit(code)
         if code and names:  # this one stopped all workers; the others have a launch of their own
             rows.append(Proof(names.pop(0), [CaseResult("its workers", [f"exit code {code}"])]).row())
-    report(settings, rows, left_out)
+    return rows
+
+
+def main() -> None:
+    argv = sys.argv[1:]
+    settings, flags = parse(argv, "prove", __doc__, add_flags)
+    if settings.precision == "fp16":
+        raise InputError("--precision: the gradient scaler of fp16 skips steps, so prove fp32 or bf16; got fp16")
+    if flags.start is not None:
+        return report(settings, prove_on_workers(argv, settings, flags))
+    engines, left_out = chosen(settings, flags.names, flags.engines)
+    with process_group(settings, join) as worker:
+        proofs = prove_all(settings, worker, engines, settings.output_dir / "proof.json" if worker.is_first else None)
+    if reports(settings):
+        report(settings, [proof.row() for proof in [*left_out, *proofs]])
 
 
 if __name__ == "__main__":

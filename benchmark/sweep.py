@@ -2,10 +2,12 @@
 
     python -m benchmark.sweep --models t5-tiny,gpt2-tiny --strategies zero0,zero2 --batch_sizes 1,2,4,8,16 --workers 2
 
-Each combination writes a folder with result.json, or with failure.json if it ran out of memory or crashed. Existing
-results of the same flags and commit are kept (--retry reruns failures), so an interrupted sweep continues where it
-stopped. Flags after a lone "--" go to benchmark.run. At the end tables.py writes latency.csv, mem.csv, scaling.csv and
-figures; with --examples_per_step the table of benchmark.frameworks, which is this command with other defaults.
+Each combination writes a folder with result.json, or with failure.json if it ran out of memory or crashed. What is
+there already of the same flags, commit and versions is kept (--retry reruns failures), so an interrupted sweep
+continues where it stopped; anything else is refused. Before that, benchmark.prove proves each strategy on a small model
+for each number of workers; a wrong one is named and not timed, and the exit code is 1. Flags after a lone "--" go to
+benchmark.run. At the end tables.py writes latency.csv, mem.csv, scaling.csv and figures; with --examples_per_step the
+table of benchmark.frameworks, which is this command with other defaults.
 """
 
 import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
@@ -25,10 +27,10 @@ from typing import Any
 import psutil
 from tqdm import tqdm
 
-from benchmark.measure.machine import commit, environment
+from benchmark.measure.machine import commit, environment, these_versions
 from benchmark.names import command_parser, models_of, names_of, numbers_of
 from benchmark.strategies import STRATEGIES, one_process
-from benchmark.tables import LEVELS, SweepRun, left_in, write_frameworks, write_tables
+from benchmark.tables import LEVELS, Proofs, SweepRun, left_in, write_frameworks, write_tables
 from common.errors import InputError, exit_on_input_error
 from common.flags import add_memory_limit, check_at_least
 from common.paths import ROOT, atomic_write
@@ -36,6 +38,7 @@ from common.paths import ROOT, atomic_write
 BATCH_SIZES = "1,2,4,8,16,32,64,128"
 OOM = ("out of memory", "can't allocate memory", "MemoryError", "bad_alloc", "killed by SIGKILL", "--memory_limit_mb")
 LEAST_STEPS, MOST_STEPS = 6, 400
+ALL_CORES = "single all cores"  # a row of frameworks, where single has as many threads as each worker of the others
 LENGTH = 64  # tokens, the default of benchmark.run
 VALIDATION_STEPS = 4  # with --examples_per_step: validation takes so many steps' examples, if there are as many
 
@@ -69,11 +72,11 @@ def available_bytes(workers: int, no_cuda: bool) -> float:
 def execute(run: SweepRun, folder: Path, steps: int, more: Sequence[str]) -> dict:
     """Run one combination; its result, or {"outcome": "OOM" or "error", "message": ...}. Raises nothing."""
     place = folder / run.name
-    command = [sys.executable, "-m", "benchmark.run", "--strategy", run.strategy, "--model", run.model]
+    command = [sys.executable, "-m", "benchmark.run", "--strategy", run.name_of_strategy, "--model", run.model]
     command += ["--batch_size", str(run.batch_size), "--workers", str(run.workers), "--max_steps", str(steps)]
     command += ["--output_dir", str(place), "--overwrite_output_dir", *more]
-    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    keep(place / "command.json", {"flags": list(more), "commit": commit()})
+    threads = {"OMP_NUM_THREADS": str(len(os.sched_getaffinity(0)))} if run.strategy == ALL_CORES else {}
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ | threads)
     if process.returncode == 0:
         return json.loads((place / "result.json").read_text())
     lines = process.stderr.strip().splitlines()
@@ -97,42 +100,91 @@ def flags_of(run: SweepRun, arguments: argparse.Namespace, more: list[str]) -> l
     return ["--eval_batches", str(VALIDATION_STEPS * run.workers), *more] if arguments.examples_per_step else more
 
 
+def command_of(flags: Sequence[str]) -> dict[str, str]:
+    """What has to be equal for a kept run to be used again."""
+    versions = ", ".join(f"{name} {number}" for name, number in these_versions().items())
+    threads = os.environ.get("OMP_NUM_THREADS", "not set")
+    return {"flags": " ".join(flags), "commit": commit(), "versions": versions, "OMP_NUM_THREADS": threads}
+
+
+def kept_command(place: Path) -> dict[str, str]:
+    """The command_of() the run that is in this folder."""
+    file = place / "command.json"
+    return json.loads(file.read_text()) if file.exists() else {}
+
+
 def check_kept(run: SweepRun, folder: Path, steps: int, more: Sequence[str]) -> None:
     """Raises InputError if the folder holds this run with other settings: its figures cannot stand beside others."""
     place = folder / run.name
-    if not (place / "result.json").exists():
+    outcome, kept = left_in(place), kept_command(place)
+    if not outcome:
         return
-    about = json.loads((place / "command.json").read_text()) if (place / "command.json").exists() else {}
-    now = {"flags": list(more), "commit": commit()}
     different = [
-        f"{name} {' '.join(value) or 'none' if name == 'flags' else value}"
-        for name, value in about.items() if value != now[name]
+        f"{name} {kept.get(name, 'unknown') or 'none'}"
+        for name, value in command_of(more).items() if kept.get(name) != value
     ]  # fmt: skip
-    recorded_steps = sum(left_in(place)["steps"].values())
-    different += [f"{recorded_steps} steps, expected {steps}"] if steps and recorded_steps != steps else []
+    recorded_steps = sum(outcome.get("steps", {}).values())
+    if recorded_steps and steps not in (0, recorded_steps):
+        different.append(f"{recorded_steps} steps, expected {steps}")
     if different:
         raise InputError(
             f"{place} holds a run of {', '.join(different)}; delete the folder, or name another with --output_dir"
         )
 
 
-def sweep(runs: list[SweepRun], arguments: argparse.Namespace, more: list[str]) -> list[str]:
+def proof_flags(more: Sequence[str]) -> list[str]:
+    """Those of benchmark.run's flags by which the gradient is computed, for benchmark.prove."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for name in ("precision", "accumulation", "grid", "bucket_mb", "deepspeed_config", "seed"):
+        parser.add_argument(f"--{name}")
+    flags = vars(parser.parse_known_args(more)[0])
+    words = [word for name, value in flags.items() if value not in (None, "fp16") for word in (f"--{name}", value)]
+    return [*words, *(["--no_cuda"] if "--no_cuda" in more else [])]
+
+
+def prove_runs(runs: list[SweepRun], folder: Path, more: Sequence[str]) -> Proofs:
+    """Prove the strategies once for each kind of model and number of workers, unless that was done before."""
+    from benchmark.arguments import parse as parse_proof  # here: they load torch, and the flags are checked before
+    from benchmark.prove import add_flags, prove_on_workers, small_model
+
+    proofs: Proofs = {}
+    for model, workers in dict.fromkeys((run.model, run.workers) for run in runs):
+        names = {run.name_of_strategy for run in runs if (run.model, run.workers) == (model, workers)} - {"single"}
+        small = small_model(model, workers)
+        place = folder / f"proof-{Path(small).name}-w{workers}"
+        words = ["--strategy", ",".join(sorted(names)), "--model", small, "--workers", str(workers)]
+        words += ["--output_dir", str(place), "--overwrite_output_dir", *proof_flags(more)]
+        if names and kept_command(place) != command_of(words):
+            keep(place / "rows.json", {"rows": prove_on_workers(words, *parse_proof(words, "prove", None, add_flags))})
+            keep(place / "command.json", command_of(words))
+        rows = json.loads((place / "rows.json").read_text())["rows"] if names else []
+        proofs |= {(model, workers, row["strategy"]): row for row in rows}
+    return proofs
+
+
+def sweep(runs: list[SweepRun], arguments: argparse.Namespace, more: list[str], proofs: Proofs) -> list[str]:
     """Everything that is not there yet; the lines of what went wrong."""
     failures = []
     bar = tqdm(runs, desc="sweep")
     for run in bar:
         bar.set_postfix_str(run.name)
-        outcome = left_in(arguments.output_dir / run.name)
-        if not outcome or ("outcome" in outcome and arguments.retry):
+        outcome, wrong = left_in(arguments.output_dir / run.name), proofs.get(run.proof, {}).get("sentence", "")
+        if wrong or not outcome or ("outcome" in outcome and arguments.retry):
             (arguments.output_dir / run.name / "failure.json").unlink(missing_ok=True)
-            outcome = attempt(run, arguments, flags_of(run, arguments, more))
+            outcome = attempt(run, arguments, flags_of(run, arguments, more), wrong)
         if "outcome" in outcome:
             failures.append(f"{run.name}: {outcome['outcome']}: {outcome['message']}")
             tqdm.write(failures[-1], file=sys.stderr)
     return failures
 
 
-def attempt(run: SweepRun, arguments: argparse.Namespace, more: list[str]) -> dict:
+def attempt(run: SweepRun, arguments: argparse.Namespace, more: list[str], wrong: str) -> dict:
+    """Run one combination, unless its strategy is wrong, or it cannot fit."""
+    place = arguments.output_dir / run.name
+    keep(place / "command.json", command_of(more))
+    if wrong:
+        (place / "result.json").unlink(missing_ok=True)
+        return keep(place / "failure.json", {"outcome": "wrong", "message": wrong})
     if arguments.skip_predicted_oom:
         from benchmark.cost.architecture import describe
         from benchmark.cost.cell import Cell  # here: the flags are checked before torch is loaded
@@ -140,11 +192,11 @@ def attempt(run: SweepRun, arguments: argparse.Namespace, more: list[str]) -> di
 
         available = (arguments.memory_limit_mb or 0) * 1e6 or available_bytes(run.workers, "--no_cuda" in more)
         length = int(more[more.index("--length") + 1]) if "--length" in more[:-1] else LENGTH
-        cell = Cell(run.strategy, run.model, run.workers, run.batch_size, length)
+        cell = Cell(run.name_of_strategy, run.model, run.workers, run.batch_size, length)
         needed = peak(cell, describe(run.model, length))
         if needed > available:
             words = f"predicted: a step needs {needed / 1e9:.2f} GB on a worker, {available / 1e9:.2f} available"
-            return keep(arguments.output_dir / run.name / "failure.json", {"outcome": "OOM", "message": words})
+            return keep(place / "failure.json", {"outcome": "OOM", "message": words})
     steps = arguments.steps or steps_for(run, arguments.output_dir, arguments.seconds)
     return execute(run, arguments.output_dir, steps, more)
 
@@ -163,7 +215,7 @@ def parse(
     add("--examples_per_step", type=int, help="divide so many examples among the workers, instead of --batch_sizes")
     add("--steps", type=int, default=0, help="steps per run, including 2 warm-up and 2 traced steps (0: --seconds)")
     add("--seconds", type=float, default=10.0, help="seconds of measurement per run (10)")
-    add("--repeats", type=int, default=1, help="launches of each run: the median and the range (1)")
+    add("--repeats", type=int, default=1, help="launches of each run: the median, from 3 on an interval (1)")
     add("--seed", type=int, default=1, help="of the order, which is drawn where --steps says how long a run is (1)")
     add("--output_dir", type=Path, default=ROOT / "runs/benchmark/sweep", help="%(default)s")
     add_memory_limit(parser)
@@ -186,15 +238,20 @@ def parse(
                 f"use {count * max(1, examples // count)}, for example"
             )
     runs = [replace(run, batch_size=examples // run.workers) for run in plan(strategies, models, [1], workers)]
-    return arguments, runs, more
+    more_rows = {"ddp": "ddp again", "single": ALL_CORES}  # the table's own error; what the machine can do without any
+    again = [replace(run, strategy=more_rows[run.strategy]) for run in runs if run.strategy in more_rows]
+    return arguments, runs + again, more
 
 
 def main(command: str = "sweep", about: str | None = __doc__, defaults: Sequence[str] = ()) -> None:
     arguments, runs, more = parse([*defaults, *sys.argv[1:]], command, about)
+    from benchmark.engines.operators import compile_operators  # here: they load torch, and the flags are checked before
+    from benchmark.prove import verdict
+
     begin, folder = environment(), arguments.output_dir
     folder.mkdir(parents=True, exist_ok=True)
     if arguments.examples_per_step:
-        from benchmark.arguments import parse as parse_run  # here: it loads torch, and the flags are checked before
+        from benchmark.arguments import parse as parse_run
 
         os.environ.setdefault("OMP_NUM_THREADS", "1")
         parse_run(["--strategy", "single", *more])  # a mistake is said once, not by every run
@@ -202,13 +259,21 @@ def main(command: str = "sweep", about: str | None = __doc__, defaults: Sequence
     if arguments.steps:  # otherwise the runs with small batches tell how many steps the others need
         random.Random(arguments.seed).shuffle(launches)
     for run in launches:
-        check_kept(run, folder, arguments.steps, flags_of(run, arguments, more))
-    failures = sweep(launches, arguments, more)
+        if not (arguments.retry and "outcome" in left_in(folder / run.name)):
+            check_kept(run, folder, arguments.steps, flags_of(run, arguments, more))
+    compile_operators([run.name_of_strategy for run in runs], "--no_cuda" in more)
+    proofs = prove_runs(runs, folder, more)
+    failures = sweep(launches, arguments, more, proofs)
     if arguments.examples_per_step:
-        result = {"left_out": failures, **write_frameworks(folder, runs, failures, begin)}
+        result = {"left_out": failures, **write_frameworks(folder, runs, failures, begin, proofs)}
     else:
         result = {"runs": len(runs), "failures": failures, **write_tables(folder)}
-    print(json.dumps(result))
+    for reason in dict.fromkeys(row["left_out"] for row in proofs.values() if row["left_out"]):
+        print(f"not proved: {reason}", file=sys.stderr)
+    wrong = {row["sentence"]: row for row in proofs.values() if row["sentence"]}
+    print(json.dumps({**result, "wrong": {row["strategy"]: row["gradient"] for row in wrong.values()}}))
+    if wrong:
+        sys.exit(verdict(list(wrong.values())))
 
 
 if __name__ == "__main__":

@@ -56,8 +56,24 @@ class SweepRun:
         again = f"-r{self.repeat}" if self.repeat else ""
         return f"{Path(self.model).name}-{self.strategy}-b{self.batch_size}-w{self.workers}{again}"
 
+    @property
+    def name_of_strategy(self) -> str:
+        """Without what a row says more than that, such as `again`."""
+        return self.strategy.split()[0]
+
+    @property
+    def proof(self) -> tuple[str, int, str]:
+        """Under which its proof is found."""
+        return self.model, self.workers, self.name_of_strategy
+
+    def gradient(self, proofs: "Proofs") -> str:
+        """The column of its proof."""
+        default = "ok" if self.name_of_strategy == "single" else "not proved"
+        return str(proofs.get(self.proof, {}).get("gradient", default))
+
 
 Runs = dict[SweepRun, dict]
+Proofs = dict[tuple[str, int, str], dict]  # rows of benchmark.prove by SweepRun.proof
 
 
 def left_in(place: Path) -> dict:
@@ -70,7 +86,7 @@ def read_runs(folder: Path) -> Runs:
     """Results and failures by what was run; raises InputError if there is nothing."""
     launches: dict[SweepRun, list[dict]] = {}
     for place in sorted(folder.glob("*-b*-w*")):
-        match = re.fullmatch(r"(.+)-(\w+)-b(\d+)-w(\d+)(-r\d+)?", place.name)
+        match = re.fullmatch(r"(.+)-([\w ]+)-b(\d+)-w(\d+)(-r\d+)?", place.name)
         if match and (result := left_in(place)):
             run = SweepRun(match[2], match[1], int(match[3]), int(match[4]))
             launches.setdefault(run, []).append(result)
@@ -96,7 +112,9 @@ def block_rows(cells: list[SweepRun], text: Callable[[SweepRun], str]) -> Rows:
     batches, rows = sorted({run.batch_size for run in cells}), []
     for strategy in dict.fromkeys(run.strategy for run in cells):
         # The DeepSpeed profiling project calls its strategies so.
-        level = f"optimization_level{strategy.removeprefix('zero')}" if STRATEGIES[strategy].zero else strategy
+        level = (
+            f"optimization_level{strategy.removeprefix('zero')}" if STRATEGIES[strategy.split()[0]].zero else strategy
+        )
         rows.append([level, *map(str, batches)])
         for model in dict.fromkeys(run.model for run in cells if run.strategy == strategy):
             rows.append([model, *(text(SweepRun(strategy, model, batch, cells[0].workers)) for batch in batches)])
@@ -165,6 +183,7 @@ def row_of(run: SweepRun, results: Runs) -> Row:
     )
     communication, exposed = (result.get("communication", {}).get(name) for name in ("total_ms", "exposed_ms"))
     validation = (result.get("evaluations") or [{}])[-1]
+    launches_mean, launches_low, launches_high = result.get("launches_95", (None, None, None))
     return {
         "model": Path(run.model).name,
         "framework": run.strategy,
@@ -173,8 +192,9 @@ def row_of(run: SweepRun, results: Runs) -> Row:
         "speedup": speed and one and speed / one,  # over the same framework on one worker
         "over_single": speed and single and speed / single,  # over one worker without any framework
         "examples_per_second": speed,
-        "slowest": min(result.get("launches", []), default=None),  # examples per second, with --repeats
-        "fastest": max(result.get("launches", []), default=None),
+        "launches_mean": launches_mean,  # examples per second, with --repeats; and the mean's 95 % interval
+        "launches_low": launches_low,
+        "launches_high": launches_high,
         "total_s": result.get("wall_s"),
         "communication_s": communication and communication * steps / 1e3,  # under way, by the traced steps
         "exposed_s": exposed and exposed * steps / 1e3,  # the part of it in which nothing was computed
@@ -191,13 +211,15 @@ def row_of(run: SweepRun, results: Runs) -> Row:
 
 
 def combined(launches: list[dict]) -> dict:
-    """The launch with the median throughput, and the throughput of all; a failure where all failed."""
+    """The launch with the median throughput, and the mean of all with its interval; a failure where all failed."""
+    from benchmark.measure.intervals import mean_interval  # here: it loads scipy
+
     timed = [launch for launch in launches if "outcome" not in launch]
     if len(launches) == 1 or not timed:
         return launches[0]
     timed.sort(key=lambda launch: launch["samples_per_second"])
     middle = timed[(len(timed) - 1) // 2]
-    return middle | {"launches": [launch["samples_per_second"] for launch in timed]}
+    return middle | {"launches_95": mean_interval([launch["samples_per_second"] for launch in timed])}
 
 
 def disagreements(rows: list[Row]) -> list[str]:
@@ -238,8 +260,10 @@ def write_tables(folder: Path) -> dict[str, Any]:
     tables = {f"{name}_{n}": measured_rows(runs, n, figure) for name, figure in FIGURES.items() for n in counts}
     tables |= {name: tables[f"{name}_{counts[-1]}"] for name in FIGURES}
     tables |= {"scaling": scaling_rows(runs)} if counts[0] == 1 else {}
+    busy_runs = [run.name for run, result in runs.items() if busy(result, run.name)]
+    comment = f"the machine was busy: do not compare the times of {', '.join(busy_runs)}" if busy_runs else ""
     for name, rows in (tables | {"load": load_rows(runs)}).items():
-        write_csv(folder / f"{name}.csv", rows)
+        write_csv(folder / f"{name}.csv", rows, comment if name.startswith(("latency", "scaling")) else "")
         if name in (*FIGURES, "scaling"):
             show(folder / f"{name}.csv")
     draw(folder, runs, counts[-1])
@@ -249,11 +273,14 @@ def write_tables(folder: Path) -> dict[str, Any]:
     return {"folder": folder.name, "flagged": flagged, "latency": tables["latency"]}
 
 
-def write_frameworks(folder: Path, wanted: list[SweepRun], failures: list[str], begin: dict) -> dict[str, Any]:
+def write_frameworks(
+    folder: Path, wanted: list[SweepRun], failures: list[str], begin: dict, proofs: Proofs
+) -> dict[str, Any]:
     """Write frameworks.csv, frameworks.md and figures of runs; return the last line's figures."""
     in_folder = read_runs(folder)
     results = {run: in_folder[replace(run, model=Path(run.model).name)] for run in wanted}
-    rows = [row_of(run, results) for run in results if "outcome" not in results[run]]
+    timed = [run for run in results if "outcome" not in results[run]]
+    rows = [row_of(run, results) | {"gradient": run.gradient(proofs)} for run in timed]
     machine, flagged = machine_line(begin), disagreements(rows)
     rows.sort(key=lambda row: (row["model"], row["workers"], -(row["examples_per_second"] or 0.0)))
     write_csv(folder / "frameworks.csv", csv_rows(rows), machine)
@@ -275,7 +302,9 @@ def draw(folder: Path, runs: Runs, workers: int) -> None:
     from benchmark.measure.ranking import Bar, draw_ranking
 
     figures: dict[str, tuple[str, Callable[[dict], tuple]]] = {
-        "throughput": ("examples per second", lambda result: (result["samples_per_second"],)),
+        "throughput": (
+            "examples per second", lambda result: result.get("launches_95") or (result["samples_per_second"],)
+        ),
         "total_time": (
             "timed steps, ms per step", lambda result: (result["step_ms"], *result.get("step_ms_95", ()))
         ),
@@ -287,11 +316,11 @@ def draw(folder: Path, runs: Runs, workers: int) -> None:
         results = {
             run.strategy: result for run, result in timed.items() if (run.model, run.batch_size) == (model, batch)
         }
+        title = f"{model}, batch {batch} x {workers} workers"
+        title += ", on a busy machine" if any(busy(result, "") for result in results.values()) else ""
         for name, (label, values) in figures.items():
             bars = [Bar(strategy, *values(result)) for strategy, result in results.items()]
-            draw_ranking(
-                folder / f"{name}_{Path(model).name}.png", bars, label, f"{model}, batch {batch} x {workers} workers"
-            )
+            draw_ranking(folder / f"{name}_{Path(model).name}.png", bars, label, title)
 
 
 def fill(arguments: argparse.Namespace) -> dict[str, Rows]:

@@ -24,15 +24,16 @@ WARM_UP = 3  # rounds
 
 
 class ComparedStrategy:
-    """One strategy, ready to take steps."""
+    """One strategy, ready to take steps. alone: only the first worker takes them, with all cores that it has."""
 
-    def __init__(self, label: str, settings: Settings, worker: Worker, workload: Workload) -> None:
+    def __init__(self, label: str, settings: Settings, worker: Worker, workload: Workload, alone: bool = False) -> None:
         strategy = label.split()[0]
         if strategy == "single":
             # With a user's loss the others take the mean of each worker's mean, which can be another one.
             more = "accumulation" if workload.kind == "own" else "batch_size"
             settings = replace(settings, **{more: getattr(settings, more) * settings.world_size}, world_size=1, rank=0)
         self.settings, self.worker = replace(settings, strategy=strategy), worker
+        self.waits = alone and not worker.is_first
         self.memory = PeakMemory(worker.device)
         model = workload.build(self.settings, worker.device)
         self.shapes = [parameter.shape for parameter in model.parameters()]
@@ -50,6 +51,8 @@ class ComparedStrategy:
     def turn(self, number: int) -> Step:
         """The step of a round; its data are ready."""
         self.worker.pulse.beat()
+        if self.waits:
+            return nothing
         batches = [next(self.batches) for _ in range(self.settings.accumulation)]
         return partial(self.step, number, batches)
 

@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.stats import bootstrap
+from scipy.stats import bootstrap, sem, t
 
 RESAMPLES = 2000
 LEAST = 6  # samples: the smallest and the largest of fewer hold the median less often than 95 times in 100
+LEAST_LAUNCHES = 3
 Samples = Sequence[float] | np.ndarray
 Interval = tuple[float, float | None, float | None]  # median, and the ends of its 95 % interval; None: too few samples
 
@@ -18,6 +19,15 @@ def interval(samples: Samples) -> Interval:
         return float(np.median(values)), None, None
     ends = bootstrap((values,), np.median, n_resamples=RESAMPLES, method="percentile", rng=0).confidence_interval
     return float(np.median(values)), float(ends.low), float(ends.high)
+
+
+def mean_interval(samples: Samples) -> Interval:
+    """Mean, and its 95 % interval by Student's t, which holds for as few as three launches of a command."""
+    middle = float(np.mean(samples))
+    if len(samples) < LEAST_LAUNCHES:
+        return middle, None, None
+    half = float(t.ppf(0.975, len(samples) - 1) * sem(samples))
+    return middle, middle - half, middle + half
 
 
 def ratio(left: Samples, right: Samples, paired: bool = True) -> Interval:

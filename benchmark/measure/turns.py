@@ -33,6 +33,21 @@ def take_round(
     return seconds
 
 
+def take_rounds_alone(
+    turns: Sequence[Turn], rounds: int, warm_up: int, seed: int, meet: Step, clock: Clock = time.perf_counter
+) -> np.ndarray:
+    """Let each take its step in every round; return their seconds (rounds, turns) without what meeting itself takes.
+
+    That is the median of a step that does nothing, which takes part in the rounds after the warm-up.
+    """
+
+    def idle(_: int) -> Step:
+        return nothing
+
+    seconds = np.array([take_round([idle, *turns], number, seed, meet, clock) for number in range(rounds)])
+    return seconds[:, 1:] - np.median(seconds[warm_up:, 0])  # type: ignore[no-any-return]
+
+
 def take_rounds(
     steps: Sequence[Step], rounds: int, warm_up: int = 1, meet: Step = nothing, clock: Clock = time.perf_counter
 ) -> np.ndarray:

@@ -19,6 +19,7 @@ from benchmark.training.workload import Workload
 from common.errors import InputError
 from common.workers.process_group import Worker
 
+NOT_PROVED = "not proved"
 MakeEngine = Callable[[Settings, Worker, nn.Module], Engine]
 
 
@@ -32,8 +33,9 @@ class Proof:
 
     @property
     def gradient(self) -> str:
-        """The column: ok, or the first fault."""
-        return next((fault.partition(" in step ")[0] for verdict in self.verdicts for fault in verdict.faults), "ok")
+        """The column: ok, the first fault, or not proved."""
+        faults = (fault.partition(" in step ")[0] for verdict in self.verdicts for fault in verdict.faults)
+        return next(faults, NOT_PROVED if self.left_out else "ok")
 
     @property
     def sentence(self) -> str:
@@ -75,19 +77,20 @@ class Prover:
             if case.twice and self.cuts_model:
                 continue
             self.tell(f"{name}, {case.name}")
-            verdict, error = None, ""
+            verdict, error, refused = None, "", ""
             try:
                 verdict = self.run(case, settings, make)
             except InputError as refusal:
-                proof.left_out = str(refusal)
+                refused = str(refusal)
             except Exception as failure:  # whatever a framework raises
                 error = f"{type(failure).__name__}: {' '.join(str(failure).split())[:200]}"
-            ends: list[tuple[str, bool]] = [("", False)] * self.worker.world_size
-            dist.all_gather_object(ends, (error, bool(proof.left_out or (verdict and verdict.faults))))
-            if error := next((error for error, _ in ends if error), ""):
+            ends: list[tuple[str, str, bool]] = [("", "", False)] * self.worker.world_size
+            dist.all_gather_object(ends, (error, refused, bool(verdict and verdict.faults)))
+            proof.left_out = next((refused for _, refused, _ in ends if refused), "")
+            if error := next((error for error, _, _ in ends if error), ""):
                 verdict = CaseResult(case.name, [error])
             proof.verdicts += [verdict] if verdict else []
-            if error or any(ended for _, ended in ends):
+            if error or proof.left_out or any(is_wrong for _, _, is_wrong in ends):
                 break
         gc.collect()  # engines have hooks, and so circles
         return proof

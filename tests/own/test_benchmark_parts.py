@@ -1,6 +1,7 @@
 """The benchmark without workers: arguments, configurations, phases, traces, byte formulas, data, tables."""
 
 import importlib
+import itertools
 import json
 import random
 import re
@@ -18,6 +19,7 @@ from benchmark.arguments import parse
 from benchmark.cost.architecture import describe
 from benchmark.engines.deepspeed_config import deepspeed_config
 from benchmark.engines.operators import remove_left_locks
+from benchmark.measure.compared import ComparedStrategy
 from benchmark.measure.intervals import interval, interval_text, ratio
 from benchmark.measure.memory import counted
 from benchmark.measure.meter import Meter
@@ -26,7 +28,7 @@ from benchmark.measure.output import text_table, write_csv
 from benchmark.measure.payload import Payload, sent
 from benchmark.measure.profile import read_trace, waiting_ms
 from benchmark.measure.ranking import Bar, draw_ranking
-from benchmark.measure.turns import take_round
+from benchmark.measure.turns import nothing, take_round, take_rounds_alone
 from benchmark.strategies import STRATEGIES
 from benchmark.training.log import Log
 from benchmark.training.loop import Plan, rate_at
@@ -222,6 +224,32 @@ def test_each_step_is_taken_once_in_a_round_in_a_drawn_order_that_is_the_same_on
 
     assert {"".join(taken) for taken in orders()} == {"ab", "ba"}
     assert orders() == orders()
+
+
+def test_what_meeting_takes_is_no_part_of_a_step():
+    now = [0.0]
+
+    def passes(seconds):
+        now[0] += seconds
+
+    turns = [lambda number, seconds=seconds: lambda: passes(seconds) for seconds in (2.0, 3.0)]
+
+    seconds = take_rounds_alone(turns, 4, warm_up=1, seed=1, meet=lambda: passes(0.5), clock=lambda: now[0])
+
+    assert seconds.tolist() == [[2.0, 3.0]] * 4
+
+
+def test_alone_only_the_first_worker_takes_steps(monkeypatch):
+    monkeypatch.setattr("benchmark.measure.compared.STRATEGIES", {"single": SimpleNamespace(make=lambda *_: None)})
+    settings, _ = parse(["--world_size", "2", "--no_cuda"], "compare", add_flags=lambda parser: None)
+    workload = SimpleNamespace(
+        kind="gpt2", build=lambda *_: nn.Linear(1, 1), batches=lambda settings: itertools.repeat({})
+    )
+
+    first, second = (ComparedStrategy("single", settings, Worker(rank, 2), workload, alone=True) for rank in (0, 1))
+
+    assert second.turn(0) is nothing
+    assert first.turn(0) is not nothing
 
 
 def test_a_ratio_is_that_of_pairs_and_too_few_rounds_have_no_interval():

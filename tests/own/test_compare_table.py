@@ -3,15 +3,24 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from benchmark.arguments import parse
-from benchmark.compare import evaluate, notes_of, table
+from benchmark.compare import evaluate, fault, notes_of, table
 from benchmark.measure.two_results import compare_results
+from benchmark.prove import verdict
 from common.errors import InputError
 
 NO_GPU = {"gpu": None}
 FIGURES = {"peak_bytes": 3e6, "sent_bytes": 2e6, "exposed_ms": 1.5, "waiting_ms": 0.5, "sent_as": "float32"}
+
+
+def proofs_of(*names):
+    """Rows of the proof: zero0 is wrong, and own_tensor could not be proved."""
+    half, refused = {"gradient": "x 0.5000", "sentence": "zero0: x 0.5000"}, {"gradient": "not proved", "sentence": ""}
+    others = {"zero0": half, "own_tensor": refused}
+    return [{"strategy": name, "gradient": "ok", "sentence": ""} | others.get(name, {}) for name in [*names, "zero0"]]
 
 
 def compared(rounds, ms, gpu=NO_GPU, **figures):
@@ -26,7 +35,7 @@ def compared(rounds, ms, gpu=NO_GPU, **figures):
         "losses": [[6.5] * steps for _ in ms],
         "norms": [[1.25] * steps for _ in ms],
         "figures": [[FIGURES | figures for _ in ms] for _ in range(2)],
-        "proofs": [{"strategy": "zero0", "gradient": "x 0.5000", "sentence": "zero0: x 0.5000"}],
+        "proofs": proofs_of(*ms),
     }
     return settings, evaluate(settings, "ddp", measured, gpu)
 
@@ -55,6 +64,23 @@ def test_a_column_that_nobody_could_measure_is_left_out_and_a_known_gpu_adds_the
     assert "exposed" not in head
     assert "MFU %" in head
     assert rows[0]["mfu"] == pytest.approx(2 * rows[1]["mfu"])
+
+
+def test_a_strategy_without_a_proof_is_timed_but_not_called_ok():
+    settings, rows = compared(20, {"single": (40, 40), "ddp": (20, 20), "own_tensor": (10, 10)})
+
+    assert [(row["strategy"], row["gradient"]) for row in rows] == [
+        ("own_tensor", "not proved"), ("ddp", "ok"), ("single", "ok"), ("zero0", "x 0.5000"),
+    ]  # fmt: skip
+    assert table(settings, rows, "ddp").splitlines()[2].endswith("0.0e+00  not proved")
+    assert verdict(rows) == "wrong: zero0: x 0.5000"
+
+
+@pytest.mark.parametrize(("norm", "says"), [(1.25, ""), (0.0, "norm x 0.0000 in step 2"), (None, "")])
+def test_a_norm_of_zero_is_a_fault_and_a_missing_one_is_not(norm, says):
+    settings, _ = compared(1, {"single": (40, 40), "ddp": (20, 20)})
+
+    assert fault(settings, np.ones(2), [1.25, norm], [1.25, 1.25]) == says
 
 
 @pytest.mark.parametrize(

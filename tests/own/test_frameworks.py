@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from benchmark.frameworks import DEFAULTS
-from benchmark.measure.machine import commit
-from benchmark.sweep import check_kept, flags_of, parse, plan, steps_for
+from benchmark.sweep import check_kept, command_of, flags_of, parse, plan, steps_for
 from benchmark.tables import (
     SweepRun,
     combined,
@@ -80,13 +79,17 @@ def test_what_was_not_measured_is_empty_and_a_column_without_a_figure_is_left_ou
     assert " | - | - | 3.0000 | 5.0000 | - | - |" in markdown(beside).splitlines()[-2]
 
 
-def test_of_several_launches_the_row_has_the_median_and_the_range():
+def test_of_several_launches_the_row_has_the_median_and_the_mean_with_its_interval():
     failed = {"outcome": "error", "message": ""}
     launches = [result(100.0, 2.0), failed, result(140.0, 2.0), result(120.0, 2.0)]
 
     row = row_of(TWO, RESULTS | {TWO: combined(launches)})
 
-    assert [row[name] for name in ("examples_per_second", "slowest", "fastest")] == [120.0, 100.0, 140.0]
+    # Student's t of 2 degrees of freedom is 4.303, and the mean's error 20 / sqrt(3).
+    mean, low, high = (row[f"launches_{name}"] for name in ("mean", "low", "high"))
+    assert (row["examples_per_second"], mean) == (120.0, 120.0)
+    assert (low, high) == (pytest.approx(70.32, abs=0.01), pytest.approx(169.68, abs=0.01))
+    assert combined(launches[:3])["launches_95"] == (120.0, None, None)
     assert combined([failed, failed]) == failed
 
 
@@ -106,7 +109,7 @@ def test_the_table_has_the_fastest_framework_of_each_number_of_workers_first(tmp
         keep(tmp_path, run, **result(speed, loss, environment={"load": 9.0, "cores": 2}))
     versions = {"versions": {}, "cores": 2, "gpu": None, "load": 9.0, "commit": "c", "date": "today"}
 
-    written = write_frameworks(tmp_path, [SINGLE, ONE, TWO], [], versions)
+    written = write_frameworks(tmp_path, [SINGLE, ONE, TWO], [], versions, {})
 
     assert [(row["framework"], row["workers"]) for row in written["rows"]] == [("ddp", 1), ("single", 1), ("ddp", 2)]
     assert len(written["flagged"]) == 1 and "with single on 1" in written["flagged"][0]
@@ -140,7 +143,9 @@ def test_the_tables_have_the_layout_of_the_profiling_project(tmp_path):
     assert not (tmp_path / "scaling.csv").exists()  # nothing ran on one worker
 
 
-def test_figures_that_cannot_be_true_and_a_busy_machine_are_flagged(tmp_path):
+def test_figures_that_cannot_be_true_and_a_busy_machine_are_flagged(tmp_path, monkeypatch):
+    titles = []
+    monkeypatch.setattr("benchmark.measure.ranking.draw_ranking", lambda path, bars, label, title: titles.append(title))
     keep(tmp_path, SweepRun("ddp", "gpt2", 4, 1))
     wrong = {"samples_per_second": 300.0, "losses": [1.0, 1.0], "environment": {"load": 13.0, "cores": 2}}
     keep(tmp_path, SweepRun("ddp", "gpt2", 4, 2), **wrong)
@@ -151,24 +156,42 @@ def test_figures_that_cannot_be_true_and_a_busy_machine_are_flagged(tmp_path):
     assert "speed-up 3.00 exceeds the number of workers" in flagged[0]
     assert "the loss never changes" in flagged[1]
     assert "the machine was busy (load 13.0 on 2 cores)" in flagged[2]
+    busy = "# the machine was busy: do not compare the times of gpt2-ddp-b4-w2\n"
+    assert (tmp_path / "latency.csv").read_text().startswith(busy)
+    assert set(titles) == {"gpt2, batch 4 x 2 workers, on a busy machine"}
     assert (tmp_path / "load.csv").read_text() == "run,load,cores\ngpt2-ddp-b4-w1,1.0,2\ngpt2-ddp-b4-w2,13.0,2\n"
 
 
 @pytest.mark.parametrize(
-    ("more", "steps", "message"),
+    ("other", "steps", "message"),
     [
-        (["--precision", "bf16"], 24, "flags --length 64; delete the folder"),
-        (["--length", "64"], 26, "24 steps, expected 26; delete the folder"),
+        ({"flags": "--precision bf16"}, 24, "holds a run of flags --precision bf16; delete the folder"),
+        ({"versions": "torch 1.0"}, 24, "versions torch 1.0; delete the folder"),
+        ({"commit": "0123456"}, 24, "commit 0123456; delete the folder"),
+        ({"OMP_NUM_THREADS": "7"}, 24, "OMP_NUM_THREADS 7; delete the folder"),
+        ({}, 26, "24 steps, expected 26; delete the folder"),
+        (None, 24, "flags unknown, commit unknown, versions unknown"),
     ],
 )
-def test_a_kept_run_of_other_settings_is_refused(tmp_path, more, steps, message):
-    run = SweepRun("ddp", "gpt2", 4, 2)
+def test_what_is_kept_of_other_settings_is_refused(tmp_path, other, steps, message):
+    run, more = SweepRun("ddp", "gpt2", 4, 2), ["--length", "64"]
     keep(tmp_path, run)
-    about = {"flags": ["--length", "64"], "commit": commit()}
-    (tmp_path / run.name / "command.json").write_text(json.dumps(about))
+    if other is not None:
+        (tmp_path / run.name / "command.json").write_text(json.dumps(command_of(more) | other))
 
     with pytest.raises(InputError, match=message):
         check_kept(run, tmp_path, steps, more)
+
+
+def test_a_failure_is_kept_under_the_same_limit_only(tmp_path):
+    run, limit = SweepRun("ddp", "gpt2", 4, 2), ["--memory_limit_mb", "40"]
+    (tmp_path / run.name).mkdir()
+    (tmp_path / run.name / "failure.json").write_text(json.dumps({"outcome": "OOM", "message": ""}))
+    (tmp_path / run.name / "command.json").write_text(json.dumps(command_of(limit)))
+
+    check_kept(run, tmp_path, 24, limit)
+    with pytest.raises(InputError, match="flags --memory_limit_mb 40; delete the folder"):
+        check_kept(run, tmp_path, 24, ["--memory_limit_mb", "80"])
 
 
 def test_tables_have_the_launch_with_the_median_speed_and_scaling_its_throughput_over_one_workers(tmp_path):
@@ -199,6 +222,7 @@ def test_every_run_has_the_same_examples_in_a_step():
 
     assert [(run.strategy, run.workers, run.batch_size) for run in runs] == [
         ("single", 1, 16), ("ddp", 1, 16), ("ddp", 2, 8), ("ddp", 4, 4),
+        ("single all cores", 1, 16), ("ddp again", 1, 16), ("ddp again", 2, 8), ("ddp again", 4, 4),
     ]  # fmt: skip
     assert more == ["--precision", "bf16"]
 
@@ -220,7 +244,7 @@ def test_what_cannot_be_run_is_one_clear_line(words, message):
 @pytest.mark.parametrize("examples, validated", [(16, 64), (20, 60), (100, 50)])  # of 66
 def test_validation_takes_the_same_examples_on_any_number_of_workers(examples, validated):
     for workers in (2, 4):
-        arguments, (run,), more = parse(
+        arguments, (run, _), more = parse(
             [*DEFAULTS, "--strategies", "ddp", "--workers", str(workers), "--examples_per_step", str(examples)]
         )
         flag, count = flags_of(run, arguments, more)
@@ -244,12 +268,15 @@ def test_one_command_makes_the_runs_and_the_table_and_all_validation_losses_agre
 
     assert process.returncode == 0, process.stderr[-2000:]
     report = json.loads(process.stdout.splitlines()[-1])
-    assert {(row["framework"], row["workers"]) for row in report["rows"]} == {("single", 1), ("ddp", 1), ("ddp", 2)}
+    assert {(row["framework"], row["workers"]) for row in report["rows"]} == {
+        ("single", 1), ("single all cores", 1), ("ddp", 1), ("ddp again", 1), ("ddp", 2), ("ddp again", 2)
+    }  # fmt: skip
+    assert all(row["gradient"] == "ok" for row in report["rows"])
     assert report["flagged"] == report["left_out"] == []
     losses = [row["validation_loss"] for row in report["rows"]]
-    assert losses == pytest.approx([losses[0]] * 3, abs=1e-5)
+    assert losses == pytest.approx([losses[0]] * 6, abs=1e-5)
     assert all(row["communication_s"] > 0 for row in report["rows"] if row["workers"] == 2)
     assert (folder / "frameworks.md").read_text() in process.stdout
     with (folder / "frameworks.csv").open() as file:
         assert ", load " in next(file)
-        assert len(list(csv.DictReader(file))) == 3
+        assert len(list(csv.DictReader(file))) == 6

@@ -6,16 +6,19 @@ import math
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from benchmark.arguments import parse
 from benchmark.proof.judge import FP32, change, compare
+from benchmark.proof.prover import Prover
 from benchmark.proof.wire import SentMessage, faults
-from benchmark.prove import add_flags, chosen
+from benchmark.prove import add_flags, chosen, small_model
 from common.errors import InputError
 from common.paths import ROOT
+from common.workers.process_group import Worker
 from tests.own.broken_engines import WRONG
 from tests.own.started_processes import run
 from tests.own.workers import group
@@ -173,6 +176,37 @@ def test_an_engine_that_is_not_there_is_one_clear_line():
 
     with pytest.raises(InputError, match=r"expected FILE.py:NAME, got .*there is no no_such_engine in"):
         chosen(settings, "", f"{BANK}:no_such_engine")
+
+
+def test_a_large_model_is_proved_by_a_small_one_that_can_be_cut_for_the_workers():
+    assert [small_model("gpt2", workers) for workers in (1, 2, 3, 4, 6, 9)] == [
+        "gpt2-tiny", "gpt2-tiny", "gpt2-3x192", "gpt2-tiny", "gpt2-6x384", "gpt2-tiny"
+    ]  # fmt: skip
+    assert small_model("t5-large", 3) == "t5-tiny"
+
+
+def test_what_refuses_the_small_model_is_not_proved_and_says_why():
+    settings, _ = parse(["--world_size", "9", "--no_cuda"], "prove", add_flags=add_flags)
+
+    engines, (left_out,) = chosen(settings, "ddp,own_tensor")
+
+    assert list(engines) == ["ddp"]
+    assert left_out.row()["gradient"] == "not proved"
+    assert "expected workers that divide the model's 4 attention heads, got 9" in left_out.row()["left_out"]
+
+
+def test_an_engine_that_one_worker_refuses_is_not_proved(monkeypatch):
+    def gathered(ends, own):
+        ends[:] = [own, ("", "--batch_size: too small", False)]
+
+    prover = Prover(SimpleNamespace(strategy="", accumulation=1), Worker(1, 2), None, print)
+    monkeypatch.setattr("benchmark.proof.prover.replace", lambda settings, strategy: settings)
+    monkeypatch.setattr("benchmark.proof.prover.dist.all_gather_object", gathered)
+    monkeypatch.setattr(prover, "run", lambda *_: None)
+
+    row = prover.prove("mine", "ddp", None).row()
+
+    assert (row["gradient"], row["left_out"], row["sentence"]) == ("not proved", "--batch_size: too small", "")
 
 
 # --- the judge alone ---
