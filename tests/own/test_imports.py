@@ -1,4 +1,4 @@
-"""What `import` finds: every package is declared, and no file of ours hides a module of the standard library."""
+"""What `import` finds: packages are declared, our folders import in one direction, no file hides a standard module."""
 
 import ast
 import re
@@ -16,6 +16,24 @@ from common.paths import ROOT
 pytestmark = pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a checkout")
 OPTIONAL = {"geni", "horovod"}  # runs on CloudLab alone; built by install.py
 OF_NEWER_PYTHONS = {"compression"}  # from 3.14 on, in place of backports.zstd
+
+# What the programs of a folder may import of other folders (CONTRIBUTING.md, "Where things are").
+MAY_IMPORT = {
+    "common": set(),
+    "course": {"common"},
+    "task1_single": {"common"},
+    "task2a_gather_scatter": {"common"},
+    "task2b_allreduce": {"common"},
+    "task3_ddp": {"common"},
+    "task4_traffic": {"common"},
+    "pipeline": {"common"},
+    "beyond": {"common"},
+    "cluster": {"common", "course"},
+    "benchmark": {"common", "pipeline", "beyond", "cluster", "task4_traffic"},
+    "grader": {"common", "course"},
+    "handin": {"common", "course", "cluster", "task4_traffic"},
+    "staff": {"common", "course", "grader", "handin", "tests"},
+}
 
 
 def declared() -> set[str]:
@@ -71,3 +89,14 @@ def test_every_package_that_is_imported_is_declared(files):
     own = {file.relative_to(ROOT).parts[0].removesuffix(".py") for file in files}
 
     assert undeclared(files, own) == set()
+
+
+def test_imports_between_our_folders_go_in_one_direction(files):
+    wrong = []
+    for file in files:
+        name, folder = file.relative_to(ROOT).as_posix(), file.relative_to(ROOT).parts[0]
+        if folder in MAY_IMPORT and not name.startswith(("staff/tests/", "staff/banks/")):
+            others = set(imported(file)) & {*MAY_IMPORT, "tests"} - {folder} - MAY_IMPORT[folder]
+            wrong += [(name, other) for other in others]
+
+    assert wrong == []
