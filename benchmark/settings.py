@@ -12,7 +12,7 @@ class Settings(RunConfig):
     """A RunConfig and what only the benchmark knows. A step has batch_size * world_size * accumulation examples."""
 
     strategy: str
-    model: str  # a name of workload.MODELS, or a folder
+    model: str  # one of names.MODELS, or a folder
     batch_size: int  # examples of one worker in one forward
     accumulation: int  # forwards and backwards before an optimizer step
     length: int  # tokens of an example
