@@ -1,7 +1,10 @@
-"""Reads the handout's manifest, which lists all files that were given out and the digest of each."""
+"""Reads the handout's manifest: the digest of every file that was given out, and that of its code alone."""
 
 import json
+import tokenize
 from functools import cache
+from hashlib import sha256
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -23,3 +26,17 @@ def read_manifest(tree: Path) -> dict[str, Any]:
         return {}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path}: is damaged ({type(error).__name__}: {error}); copy it from the handout") from None
+
+
+def code_digest(content: bytes) -> str:
+    """Return a digest of a Python file without its comments, empty lines and kind of line end. It is the same in every
+    version of Python, as ast.dump is not. Of what is no Python, it is a digest of the bytes."""
+    try:
+        lines = StringIO(content.decode("utf-8-sig"), newline=None).read().split("\n")
+        for token in tokenize.generate_tokens(StringIO("\n".join(lines)).readline):
+            if token.type == tokenize.COMMENT:
+                row, column = token.start
+                lines[row - 1] = lines[row - 1][:column]
+    except (SyntaxError, ValueError, tokenize.TokenError):
+        return sha256(content).hexdigest()
+    return sha256("\n".join(line.rstrip() for line in lines if line.strip()).encode()).hexdigest()

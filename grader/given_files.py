@@ -1,12 +1,10 @@
 """Tells which files of a tree are as the course gave them out."""
 
-import tokenize
 from hashlib import sha256
-from io import StringIO
 from pathlib import Path
 
 from common.paths import ROOT
-from course.manifest import read_manifest
+from course.manifest import code_digest, read_manifest
 from course.table import Course
 from grader.wire.values import Fields
 
@@ -22,20 +20,6 @@ def is_given(tree: Path, file: str) -> bool:
     if not given_out or given_out["files"].get(file) == sha256(content).hexdigest():
         return True
     return given_out["code"].get(file) == code_digest(content)
-
-
-def code_digest(content: bytes) -> str:
-    """Return a digest of a Python file without its comments, empty lines and kind of line end. It is the same in every
-    version of Python, as ast.dump is not. Of what is no Python, it is a digest of the bytes."""
-    try:
-        lines = StringIO(content.decode("utf-8-sig"), newline=None).read().split("\n")
-        for token in tokenize.generate_tokens(StringIO("\n".join(lines)).readline):
-            if token.type == tokenize.COMMENT:
-                row, column = token.start
-                lines[row - 1] = lines[row - 1][:column]
-    except (SyntaxError, ValueError, tokenize.TokenError):
-        return sha256(content).hexdigest()
-    return sha256("\n".join(line.rstrip() for line in lines if line.strip()).encode()).hexdigest()
 
 
 def given_common(tree: Path, course: Course) -> Fields | None:

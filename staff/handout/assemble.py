@@ -20,9 +20,9 @@ from pathlib import Path
 from common.errors import InputError
 from common.paths import ROOT
 from course.graded_tests import graded_tests
+from course.manifest import code_digest
 from course.table import Course, files_matching, load_course
 from course.zip_files import mode_of, write_zip
-from grader.given_files import code_digest
 from staff.handout.leaks import find_leaks
 from staff.handout.points import with_points
 from staff.handout.regions import Region, find_regions, for_students

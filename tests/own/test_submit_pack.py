@@ -84,7 +84,7 @@ def test_data_and_weights_are_left_out_and_named(tree, name, text, why):
 def test_a_picture_of_the_handout_is_left_out_without_a_line_but_not_one_that_was_changed(tree):
     names = [f"task3_ddp/{name}.png" for name in ("timeline", "changed")]
     files = dict.fromkeys(names, sha256(b"a picture").hexdigest())
-    write(tree, ".handout.json", json.dumps({"format": 1, "files": files}))
+    write(tree, ".handout.json", json.dumps({"format": 1, "files": files, "code": {}}))
     for name, text in zip(names, ("a picture", "another picture"), strict=True):
         write(tree, name, text)
 
