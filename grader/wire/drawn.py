@@ -2,11 +2,6 @@
 
 import numpy as np
 
-SHARED_TOKENS = 8  # token ids that several examples use; above them each example has one of its own
-TOKENS = 4  # tokens in an example
-WIDTH = 5
-LOSS_SCALE = 40.0  # makes the losses of small models so large that every gradient exceeds a usual clipping limit
-
 # What gradients of a real model look like to a collective: several sizes, one number, a vector, three dimensions.
 SHAPES = ((3, 4), (4,), (), (2, 3, 2), (4, 3), (1,), (7,), (5, 1))
 
@@ -25,49 +20,3 @@ def gradients(seed: int, rank: int, shapes: list) -> list[np.ndarray]:
 def weight(rank: int) -> float:
     """Return the value of all parameters of a rank, if only gradients count; ranks differ, so that a mean shows."""
     return 0.5 + 0.25 * rank
-
-
-def examples(seed: int, count: int, first: int = 0, rank: int = 0, classes: int = 2) -> tuple[np.ndarray, np.ndarray]:
-    """Return token ids (count, TOKENS) and labels (count,), or scores if there is one class.
-
-    Example i begins with a token of its own, see `number`; its other tokens and its label differ on every rank.
-    """
-    draw = generator(seed, 2, first, rank)
-    ids = draw.integers(0, SHARED_TOKENS, (count, TOKENS))
-    ids[:, 0] = SHARED_TOKENS + first + np.arange(count)
-    return ids, draw.integers(0, classes, count) if classes > 1 else draw.normal(size=count).astype(np.float32)
-
-
-def number(first_token: int) -> int:
-    """Return which example begins with this token."""
-    return int(first_token) - SHARED_TOKENS
-
-
-def classifier(seed: int, count: int, classes: int = 2) -> dict[str, np.ndarray]:
-    """Return the weights of a small classifier for `count` examples."""
-    draw = generator(seed, 3)
-    shapes: dict[str, tuple[int, ...]] = {"embedding": (SHARED_TOKENS + count, WIDTH), "gain": (WIDTH,)}
-    shapes |= {"offset": (WIDTH,), "head": (classes, WIDTH), "bias": (classes,)}
-    return {name: draw.normal(scale=0.7, size=shape).astype(np.float32) for name, shape in shapes.items()}
-
-
-def answer(weights: dict[str, np.ndarray], ids: np.ndarray, right: int) -> np.ndarray:
-    """Return labels (B,) for ids (B, T), of which the classifier predicts only the last `right` correctly.
-
-    The bias is changed so that it predicts each class for half of the examples. A program that does not count correct
-    predictions example by example gets another number.
-    """
-    hidden = weights["embedding"][ids].mean(axis=1) * weights["gain"] + weights["offset"]
-    scores = hidden @ weights["head"].T + weights["bias"]  # (B, 2)
-    margins = scores[:, 1] - scores[:, 0]
-    weights["bias"][1] -= np.median(margins)
-    labels = (margins > np.median(margins)).astype(np.int64)
-    labels[: len(ids) - right] ^= 1
-    return labels
-
-
-def language_model(seed: int, count: int) -> dict[str, np.ndarray]:
-    """Return the weights of a small language model, whose first and last layer are one tensor."""
-    draw = generator(seed, 4)
-    shapes = {"embedding": (SHARED_TOKENS + count, WIDTH), "gain": (WIDTH,), "offset": (WIDTH,)}
-    return {name: draw.normal(scale=0.7, size=shape).astype(np.float32) for name, shape in shapes.items()}

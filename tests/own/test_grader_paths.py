@@ -5,12 +5,11 @@ import pytest
 
 from grader.ranks.calls import Event
 from grader.ranks.outcome import RankResult, Result
-from grader.wire import drawn
-from tests.training import reference
+from tests.training import reference, small_models
 from tests.training.loop_shared import RATE, Training
 
-WEIGHTS = drawn.classifier(3, 4)
-IDS, LABELS = drawn.examples(3, 4)
+WEIGHTS = small_models.classifier(3, 4)
+IDS, LABELS = small_models.examples(3, 4)
 FIRST = reference.classifier(WEIGHTS, IDS[:2], LABELS[:2])[1]
 
 

@@ -20,8 +20,7 @@ from grader.grading import Grade
 from grader.in_rank import in_rank, run, run_alone, run_to_any_end
 from grader.ranks.outcome import Result
 from grader.verdicts import builds_on, last_words, not_attempted
-from grader.wire import drawn
-from tests.training import loop_shared
+from tests.training import loop_shared, small_models
 
 if TYPE_CHECKING:  # what a function finds in a rank
     from grader.inside.tools import Context, expect_numbers, start_afresh, torch
@@ -212,7 +211,7 @@ def test_the_script_trains_on_two_workers(grade: Grade) -> None:
     grade.check_written(grade.file, "common/data_partition.py")  # the start alone takes many seconds
     check_started(grade, 3, 0)  # wrongly started, the script's workers would wait for each other first
     slowness = grade.session.slowness
-    blocks = drawn.examples(grade.number("blocks", 1 << 30), BLOCKS + 8)[0]
+    blocks = small_models.examples(grade.number("blocks", 1 << 30), BLOCKS + 8)[0]
     arguments = {"model_seed": grade.number("gpt2", 1 << 30), "blocks": BLOCKS, "steps": STEPS, "slowness": slowness}
     waits = {"children": WORKERS, "patience": PATIENCE * slowness, "deadline": 60.0}
     result = run_to_any_end(grade, run_script, [blocks], payloads=False, **arguments, **waits)

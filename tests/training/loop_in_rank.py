@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # what a function finds in a rank
     from grader.inside.tools import Context, copy_of
     from tests.training.config_in_rank import make_config, watch_record
 
-LOSS_SCALE = 40.0  # drawn.LOSS_SCALE
+LOSS_SCALE = 40.0  # small_models.LOSS_SCALE
 Weights = dict[str, Tensor]
 
 

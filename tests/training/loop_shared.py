@@ -21,8 +21,7 @@ from grader.grading import Grade
 from grader.in_rank import in_rank, run_to_any_end
 from grader.ranks.calls import Call, Event
 from grader.ranks.outcome import RankResult, Result
-from grader.wire import drawn
-from tests.training import reference
+from tests.training import reference, small_models
 from tests.training.reference import Arrays, clipped, mean, norm
 
 if TYPE_CHECKING:  # what a function finds in a rank
@@ -32,8 +31,10 @@ if TYPE_CHECKING:  # what a function finds in a rank
 IN_RANK = ("tests/training/config_in_rank.py", "tests/training/loop_in_rank.py")
 PRELOAD = ("scripts", "steps")
 CLIP = 0.05  # below the norm of any gradient here, so that clipping always shows
-RATE = 0.1 / drawn.LOSS_SCALE
-SMALL = 0.1 * drawn.LOSS_SCALE  # the gradient of a batch that fits well is a difference of numbers larger than it
+RATE = 0.1 / small_models.LOSS_SCALE
+SMALL = (
+    0.1 * small_models.LOSS_SCALE
+)  # the gradient of a batch that fits well is a difference of numbers larger than it
 SLACK = 20.0  # float32: a forward and backward pass is off by up to 1e-5 of a gradient's norm
 CRASHES = {  # torch's and Python's words -> what they mean here
     "got batch_size=0": "config.per_gpu_train_batch_size is the batch of one worker already: do not divide it again",
@@ -123,7 +124,7 @@ def read(rank: RankResult, train: int) -> Trace:
         elif event.name == "begin":
             trace.unfinished = Step()
         elif event.name == "forward":
-            examples = [drawn.number(token) for token in data["first"]]
+            examples = [small_models.number(token) for token in data["first"]]
             if data["grad"] and any(number < train for number in examples):
                 step.batches.append(Batch(examples, len(trace.steps), data["training"], data["noise"]))
                 evaluation = None
@@ -335,13 +336,16 @@ def glue(
     model predicts exactly that many labels of the dev set correctly.
     """
     classes = CLASSES[task]
-    weights = drawn.classifier(grade.seed, train + dev, classes)
+    weights = small_models.classifier(grade.seed, train + dev, classes)
     inputs: list[dict[str, Any]] = []
     for rank in range(ranks):
-        parts = [drawn.examples(grade.seed, count, first, rank, classes) for count, first in ((train, 0), (dev, train))]
+        parts = [
+            small_models.examples(grade.seed, count, first, rank, classes)
+            for count, first in ((train, 0), (dev, train))
+        ]
         ids, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
         if right is not None:
-            labels[train:] = drawn.answer(weights, ids[train:], right)
+            labels[train:] = small_models.answer(weights, ids[train:], right)
         inputs.append({"ids": ids, "labels": labels, "weights": weights})
     config = {"per_gpu_train_batch_size": batch, "learning_rate": RATE, "do_eval": False, "task_name": task, **config}
     function = replace(call_train, join=joined, preload=(*PRELOAD, "correlations") if task == "sts-b" else PRELOAD)
@@ -361,12 +365,13 @@ def gpt2(
     train() gets a loader, or, if it makes its own (`loaded` is False), the blocks.
     """
     total, all_ids, inputs = train * ranks, [], []
-    weights = drawn.language_model(grade.seed, total + dev)
+    weights = small_models.language_model(grade.seed, total + dev)
     for rank in range(ranks):
         own, validation = (
-            drawn.examples(grade.seed, count, first, rank)[0] for count, first in ((train, rank * train), (dev, total))
+            small_models.examples(grade.seed, count, first, rank)[0]
+            for count, first in ((train, rank * train), (dev, total))
         )
-        ids = np.full((total + dev, drawn.TOKENS), -1)
+        ids = np.full((total + dev, small_models.TOKENS), -1)
         ids[rank * train : (rank + 1) * train], ids[total:] = own, validation
         all_ids.append(ids)
         inputs.append({"ids": own, "validation": validation, "weights": weights})

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from grader import arithmetic
-from grader.wire.drawn import LOSS_SCALE
+from tests.training.small_models import LOSS_SCALE
 
 Arrays = dict[str, np.ndarray]
 

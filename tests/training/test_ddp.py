@@ -15,9 +15,8 @@ from grader.grading import Grade
 from grader.in_rank import in_rank, run
 from grader.ranks.calls import Call, Event
 from grader.ranks.outcome import RankResult, Result
-from grader.wire import drawn
 from tests.gradients import test_averaging as averaging
-from tests.training import loop_shared, reference
+from tests.training import loop_shared, reference, small_models
 from tests.training.loop_shared import CLIP, IN_RANK, PRELOAD, SLACK, Training, glue, gpt2, must_step, tolerance
 from tests.training.test_averaging_in_steps import AVERAGING, check_sent_once
 from tests.training.test_loop import check_clipping, check_steps
@@ -56,12 +55,12 @@ def wrap(context: Context, lesson: Any, inputs: Any) -> Any:
 
 def draw(grade: Grade, script: str, rank: int, ranks: int) -> tuple[dict[str, Any], reference.Arrays]:
     """Return the inputs of a rank, and the gradients that its own examples give."""
-    ids, labels = drawn.examples(grade.seed, EXAMPLES, EXAMPLES * rank, rank)
+    ids, labels = small_models.examples(grade.seed, EXAMPLES, EXAMPLES * rank, rank)
     if script == "glue":
-        weights = drawn.classifier(grade.seed, EXAMPLES * ranks)
+        weights = small_models.classifier(grade.seed, EXAMPLES * ranks)
         inputs = {"weights": weights, "ids": ids, "labels": labels}
         return inputs, reference.classifier(weights, ids, labels)[1]
-    weights = drawn.language_model(grade.seed, EXAMPLES * ranks)
+    weights = small_models.language_model(grade.seed, EXAMPLES * ranks)
     return {"weights": weights, "ids": ids}, reference.language_model(weights, ids)[1]
 
 

@@ -21,9 +21,9 @@ from grader.grading import Grade
 from grader.in_rank import in_rank, run, run_alone
 from grader.ranks.calls import Event
 from grader.ranks.outcome import Result
-from grader.wire import drawn
 from tests.gradients.test_averaging import BY_HAND
 from tests.task1.test_bert import checkpoint_seed, save_tiny_bert, saved
+from tests.training import small_models
 from tests.training.test_ddp import must_be_run_by_reducer
 from tests.training.test_sampling import orders_of_one_worker
 
@@ -39,7 +39,7 @@ STEPS_PER_EPOCH = TRAIN // BATCH
 STEPS = EPOCHS * STEPS_PER_EPOCH
 RATE, LIMIT = 2e-3, 1.0  # the clipping limit is the scripts' default
 SAME = 1e-5
-VOCABULARY = drawn.SHARED_TOKENS + TRAIN + DEV
+VOCABULARY = small_models.SHARED_TOKENS + TRAIN + DEV
 EVALUATION = "region 1.4 in this file: "
 Arrays = dict[str, Any]
 
@@ -108,7 +108,9 @@ class Trace:
 
         self.losses = [data["value"] for data in of("loss")]
         self.accuracies = [data["metrics"].get("acc", -1.0) for data in of("evaluation")]
-        self.batches = [[drawn.number(token) for token in data["first"]] for data in of("forward") if data["grad"]]
+        self.batches = [
+            [small_models.number(token) for token in data["first"]] for data in of("forward") if data["grad"]
+        ]
         self.weights: Arrays = next((data["weights"] for data in of("weights")), {})
         self.trained: Arrays = next((data["weights"] for data in of("trained")), {})
 
@@ -160,7 +162,7 @@ class Script:
                 grade.fail(f"rank {rank} ends without record.describe() or record.write(), which main() must call")
 
     def draw(self, rank: int) -> Arrays:
-        parts = [drawn.examples(self.seed, count, first, rank) for count, first in ((TRAIN, 0), (DEV, TRAIN))]
+        parts = [small_models.examples(self.seed, count, first, rank) for count, first in ((TRAIN, 0), (DEV, TRAIN))]
         ids, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
         return {"ids": ids, "labels": labels}
 
