@@ -32,9 +32,7 @@ IN_RANK = ("tests/training/config_in_rank.py", "tests/training/loop_in_rank.py")
 PRELOAD = ("scripts", "steps")
 CLIP = 0.05  # below the norm of any gradient here, so that clipping always shows
 RATE = 0.1 / small_models.LOSS_SCALE
-SMALL = (
-    0.1 * small_models.LOSS_SCALE
-)  # the gradient of a batch that fits well is a difference of numbers larger than it
+SMALL = 0.1 * small_models.LOSS_SCALE  # a batch that fits well: its gradient is a difference of larger numbers
 SLACK = 20.0  # float32: a forward and backward pass is off by up to 1e-5 of a gradient's norm
 CRASHES = {  # torch's and Python's words -> what they mean here
     "got batch_size=0": "config.per_gpu_train_batch_size is the batch of one worker already: do not divide it again",
