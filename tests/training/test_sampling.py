@@ -114,6 +114,12 @@ def orders_of_one_worker(grade: Grade, length: int, seed: int, epochs: int) -> l
     return run_alone(grade, draw_orders, [None], length=length, seed=seed, epochs=epochs)[0]
 
 
+SEED_TWICE = (
+    "the sampler adds its seed to the epoch number, so the seed is in the order twice: set_epoch takes the number alone"
+)
+NEXT_EPOCH = "every epoch has the order of the next one: set_epoch takes the number as the loop counts it, from 0"
+
+
 def check_whole_batch(training: Training, batch: int, seed: int) -> None:
     """Check that the workers' i-th batches together are the i-th batch that one worker would draw, in every epoch."""
     all_epochs = epochs_of(training)
@@ -127,12 +133,10 @@ def check_whole_batch(training: Training, batch: int, seed: int) -> None:
             if got != right:
                 if epoch:  # the first one was right: a forgotten set_epoch is the likely cause
                     must_be_new_order(training)
-                shifted = orders_of_one_worker(training.grade, training.train, 2 * seed, EPOCHS)[epoch]
-                if got == sorted(shifted[number * batch * ranks : (number + 1) * batch * ranks]):
-                    training.grade.fail(
-                        "the sampler adds its seed to the epoch number, so the seed is in the order twice: set_epoch "
-                        "takes the number alone"
-                    )
+                for wrong_seed, sentence in ((2 * seed, SEED_TWICE), (seed + 1, NEXT_EPOCH)):
+                    order = orders_of_one_worker(training.grade, training.train, wrong_seed, EPOCHS)[epoch]
+                    if got == sorted(order[number * batch * ranks : (number + 1) * batch * ranks]):
+                        training.grade.fail(sentence)
                 training.grade.fail(
                     f"epoch {epoch + 1}: batch {number + 1} of the {ranks} workers together has the examples {got}, "
                     f"one worker's batch {number + 1} has {right}: seed the sampler with config.seed, pass it the "
