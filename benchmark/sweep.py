@@ -38,7 +38,7 @@ from common.paths import ROOT, atomic_write
 BATCH_SIZES = "1,2,4,8,16,32,64,128"
 OOM = ("out of memory", "can't allocate memory", "MemoryError", "bad_alloc", "killed by SIGKILL", "--memory_limit_mb")
 LEAST_STEPS, MOST_STEPS = 6, 400
-ALL_CORES = "single all cores"  # a row of frameworks, where single has as many threads as each worker of the others
+ALL_CORES = "single all cores"  # a row of frameworks; the row `single` has the threads of one of several workers
 LENGTH = 64  # tokens, the default of benchmark.run
 VALIDATION_STEPS = 4  # with --examples_per_step: validation takes so many steps' examples, if there are as many
 
@@ -108,7 +108,7 @@ def command_of(flags: Sequence[str]) -> dict[str, str]:
 
 
 def kept_command(place: Path) -> dict[str, str]:
-    """The command_of() the run that is in this folder."""
+    """Return what command_of() said of the run that is in this folder; empty if that was not kept."""
     file = place / "command.json"
     return json.loads(file.read_text()) if file.exists() else {}
 

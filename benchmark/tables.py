@@ -63,11 +63,11 @@ class SweepRun:
 
     @property
     def proof(self) -> tuple[str, int, str]:
-        """Under which its proof is found."""
+        """The key of its proof in Proofs."""
         return self.model, self.workers, self.name_of_strategy
 
     def gradient(self, proofs: "Proofs") -> str:
-        """The column of its proof."""
+        """What the column `gradient` says: ok, a fault, or not proved."""
         default = "ok" if self.name_of_strategy == "single" else "not proved"
         return str(proofs.get(self.proof, {}).get("gradient", default))
 
