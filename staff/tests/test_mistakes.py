@@ -43,6 +43,15 @@ def test_every_mistake_names_the_words_its_message_must_hold():
     assert silent == []
 
 
+def test_no_two_entries_make_the_same_change():
+    names: dict[tuple, list[str]] = {}
+    for entry in BANK:
+        bodies = {place: body.strip() for place, body in entry.bodies.items()}
+        names.setdefault((entry.file, *sorted(bodies.items()), entry.patch.strip()), []).append(str(entry))
+
+    assert [same for same in names.values() if len(same) > 1] == []
+
+
 def read_output(text):
     """What `python -m staff.mistakes` has printed: the figures, and the lines that say what is not as it must be."""
     lines = text.splitlines()

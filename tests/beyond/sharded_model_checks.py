@@ -17,7 +17,8 @@ EACH_ONCE = (
 )
 ADVICE = {  # for a message that is missing
     "gathers in forward": "before_forward must start the gather of the next block: it travels while this one computes",
-    "gathers in backward": "before_backward must start the gather of the block that backward needs next",
+    "gathers in backward": "before_backward must start the gather of the block that backward needs next, and "
+    "backward goes from the last block to the first",
     "sends in backward": "gradient_ready must send a block as soon as none of its gradients is missing",
     "sends in finish": "a parameter without a gradient never calls its hook, so finish must send such a block",
 }

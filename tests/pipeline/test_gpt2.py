@@ -182,7 +182,14 @@ def wrong_blocks(got: Fields) -> str:
         return f": they are copies of the blocks (a {strangers[0]}); use the model's own blocks"
     if strangers:
         return f" and a {strangers[0]}: the Pipe must contain only the blocks"
-    if sorted(flat) != list(range(BLOCKS)):
+    if missing := [number for number in range(BLOCKS) if number not in flat]:
+        without = f", without blocks {', '.join(map(str, missing))}"
+        if len(flat) == len(got["partitions"]):  # as a zip with the distinct devices leaves
+            return (
+                f"{without}: one block for each device; self.block_devices has one entry for each block, so pair these"
+            )
+        return f"{without}: use every block of self.h exactly once"
+    if len(flat) > BLOCKS:
         return ": use every block of self.h exactly once"
     if flat != sorted(flat):
         return ": keep the order of self.h"

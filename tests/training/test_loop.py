@@ -150,11 +150,10 @@ def check_parameters(training: Training, number: int) -> None:
         check(training.grade, f"before step {number + 1} on rank {rank}, ", got, expected)
 
 
-def check_gradients(training: Training, number: int) -> None:
-    """Check that every rank has the mean of all ranks' gradients, clipped, when the optimizer steps."""
+def gradients_of(training: Training, number: int, where: str = "") -> tuple[dict[Any, Any], dict[Any, Expected]]:
+    """Return the gradients of a step by rank and name, and what is right. `where` begins each mistake's sentence."""
     got: dict[Any, Any] = {}
     expected: dict[Any, Expected] = {}
-    must_have_batches(training, [trace.steps[number] for trace in training.ranks])
     for rank, gradients in training.step_gradients(number).items():
         step = training.ranks[rank].steps[number]
         if missing := [name for name in training.names if name not in step.data["gradients"]]:
@@ -162,7 +161,7 @@ def check_gradients(training: Training, number: int) -> None:
                 f"the optimizer ({step.where}) does not update {', '.join(missing)}: was it built from a part of the "
                 "model, or is a part frozen?"
             )
-        mistakes = {sentence: make(gradients) for sentence, make in loop.MISTAKES.items()}
+        mistakes = {where + sentence: make(gradients) for sentence, make in loop.MISTAKES.items()}
         right = gradients.right
         for name in training.names:
             got[rank, name] = step.data["gradients"][name]
@@ -172,8 +171,33 @@ def check_gradients(training: Training, number: int) -> None:
                 everywhere={sentence: arrays[name] for sentence, arrays in mistakes.items()},
                 tolerance=tolerance(right),
             )
-    nothing = not any(array is not None and np.any(array) for array in got.values())
-    if nothing and not all(one.is_right(got[key]) for key, one in expected.items()):
+    return got, expected
+
+
+def has_right_gradients(training: Training, number: int) -> bool:
+    got, expected = gradients_of(training, number)
+    return all(one.is_right(got[key]) for key, one in expected.items())
+
+
+def wrong_steps(training: Training, number: int) -> str:
+    """Say which steps from `number` on are wrong; "" if all of them are."""
+    wrong = [later for later in training.common_steps[number:] if not has_right_gradients(training, later)]
+    if not wrong or wrong == list(training.common_steps[number:]):
+        return ""
+    one_after_another = len(wrong) > 1 and wrong == list(range(wrong[0], wrong[-1] + 1))
+    which = f"{wrong[0] + 1} to {wrong[-1] + 1}" if one_after_another else ", ".join(str(n + 1) for n in wrong)
+    steps = "step" if len(wrong) == 1 else "steps"
+    whole = wrong == list(range(training.steps_per_epoch))
+    return f"in {steps} {which} only{' (the first epoch)' if whole else ''}, "
+
+
+def check_gradients(training: Training, number: int) -> None:
+    """Check that every rank has the mean of all ranks' gradients, clipped, when the optimizer steps."""
+    must_have_batches(training, [trace.steps[number] for trace in training.ranks])
+    if has_right_gradients(training, number):
+        return
+    got, expected = gradients_of(training, number, wrong_steps(training, number))
+    if not any(array is not None and np.any(array) for array in got.values()):
         steps = [trace.steps[number] for trace in training.ranks]
         cause = "was backward called, and does nothing clear them before the step?"
         if any(batch.has_backward for step in steps for batch in step.batches):
