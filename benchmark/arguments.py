@@ -105,7 +105,7 @@ def _parser(command: str, about: str | None, add_flags: AddFlags | None) -> argp
 def _add_run_flags(parser: argparse.ArgumentParser) -> None:
     add_memory_limit(parser)
     add = parser.add_argument
-    add_cosine(parser)
+    add_training_flags(parser)
     add("--strategy", help=f"{', '.join(STRATEGIES)} (default: ddp)")
     add("--framework", choices=FRAMEWORKS, help="alternative to --strategy; combine with --zero_stage and --offload")
     add("--zero_stage", type=int, choices=(0, 1, 2, 3), help="with --framework deepspeed")
@@ -115,12 +115,13 @@ def _add_run_flags(parser: argparse.ArgumentParser) -> None:
     add("--checkpoint_every", type=int, default=0, help="save a checkpoint every N steps")
     add("--resume", action="store_true", help="continue from the last checkpoint in --output_dir")
     add("--save", action="store_true", help="save the trained model in Hugging Face's format")
-    add("--bleu", action="store_true", help="T5: BLEU of the trained model, which the first worker gathers")
     add("--dropped", type=int, default=2, help="warm-up steps that are not measured (2)")
     add("--keep_trace", action="store_true", help="keep the profiler's trace of the traced steps")
 
 
-def add_cosine(parser: argparse.ArgumentParser) -> None:
+def add_training_flags(parser: argparse.ArgumentParser) -> None:
+    bleu = "T5: BLEU of the trained model, which the first worker gathers"
+    parser.add_argument("--bleu", action="store_true", help=bleu)
     parser.add_argument("--cosine", action="store_true", help="cosine learning-rate decay (default: constant)")
 
 

@@ -38,7 +38,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from benchmark.arguments import add_cosine, parse
+from benchmark.arguments import add_training_flags, parse
 from benchmark.measure.compared import WARM_UP, ComparedStrategy, trace
 from benchmark.measure.intervals import interval, interval_text, ratio
 from benchmark.measure.machine import environment, machine_line
@@ -79,6 +79,9 @@ def work(settings: Settings, labels: list[str]) -> None:
         turns, count = [strategy.turn for strategy in compared], settings.max_steps
         seconds = take_rounds_alone(turns, count, WARM_UP, settings.seed, dist.barrier)
         trace(worker, labels, compared, count)
+        for strategy in compared:
+            worker.pulse.beat()
+            strategy.metric(workload)
         losses = torch.tensor(
             [[loss.item() for loss in strategy.losses[:count]] or [0.0] * count for strategy in compared],
             dtype=torch.float64, device=worker.device,
@@ -151,7 +154,7 @@ def evaluate(settings: Settings, base: str, rounds: dict, begin: dict) -> list[d
             "last_loss": float(losses[column, -1]),
             "norm": norms[column][-1],
         }
-        for name in ("peak_bytes", "sent_bytes", "sent_as", "exposed_ms", "waiting_ms"):
+        for name in ("peak_bytes", "sent_bytes", "sent_as", "exposed_ms", "waiting_ms", "metric"):
             values = [figures[name] for figures in of_workers if figures[name] is not None]
             summary = statistics.fmean if name == "sent_bytes" else max
             row[name] = summary(values) if values else None
@@ -183,6 +186,7 @@ def table(settings: Settings, rows: list[dict], base: str) -> str:
         "waiting ms": ("waiting_ms", 1, 2),
         "norm": ("norm", 1, 4),
         "loss": ("last_loss", 1, 5),
+        "BLEU" if settings.bleu else "metric": ("metric", 1, 4),
     }
     columns = {head: of for head, of in columns.items() if any(row.get(of[0]) is not None for row in rows)}
     lines = [["strategy", "ms per step", f"ratio to {base} [95 %]", *columns, "from single", "gradient"]]
@@ -223,7 +227,7 @@ def notes_of(settings: Settings, rows: list[dict], base: str, missing: list[str]
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    add_cosine(parser)
+    add_training_flags(parser)
     parser.add_argument("--only", default="all", help="strategies to compare, separated by commas (all)")
     parser.add_argument("--base", default="ddp", help="the one to compare with (ddp)")
 

@@ -29,5 +29,11 @@ def next_symbol_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     return nn.functional.cross_entropy(logits.flatten(0, 1), batch["symbols"][:, 1:].flatten())
 
 
+def metric(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    """Return the share of symbols that the model predicts."""
+    predicted = model(batch["symbols"][:, :-1]).argmax(-1)
+    return (predicted == batch["symbols"][:, 1:]).float().mean()
+
+
 def build() -> tuple[nn.Module, dict[str, Tensor], object]:
     return Lstm(), {"symbols": torch.randint(SYMBOLS, (EXAMPLES, LENGTH))}, next_symbol_loss

@@ -19,18 +19,16 @@ import common.workers.environment  # isort: skip  # noqa: F401 (stops with a mes
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from benchmark.arguments import parse
 from benchmark.cost.predicted_memory import what_would_fit
-from benchmark.engines.engine import Engine
 from benchmark.measure.machine import environment
 from benchmark.measure.result import assemble, table
 from benchmark.settings import Settings
 from benchmark.strategies import STRATEGIES
 from benchmark.training.log import Log
 from benchmark.training.loop import train
-from benchmark.training.translation import bleu
+from benchmark.training.trained import bleu_of, whole_model
 from benchmark.training.workload import Workload, load_workload
 from benchmark.workers import join, on_workers, prepare
 from common.errors import InputError, exit_on_input_error
@@ -56,28 +54,16 @@ def work(settings: Settings) -> None:
             gc.collect()  # a model of transformers refers to itself: where it was cut, the rest would stay for a while
             measured = train(settings, worker, workload, engine, log, memory)
         result = assemble(settings, begin, shapes, measured, log)
-        if (settings.save or settings.bleu) and (trained := whole_model(settings, engine, workload)):
-            if settings.bleu:
-                result["bleu"] = bleu(trained, workload.tokenizer, workload.validation)  # type: ignore[arg-type]
-            if settings.save:
-                save_model(settings.output_dir / "model", trained, workload)
+        if settings.bleu and (score := bleu_of(settings, engine, workload)) is not None:
+            result["bleu"] = score
+        if settings.save and (trained := whole_model(settings, engine, workload)):
+            save_model(settings.output_dir / "model", trained, workload)
         log.close()
         everybody: list[Any] = [None] * worker.world_size
         dist.all_gather_object(everybody, result)
         if worker.is_first:
             with atomic_write(settings.output_dir / "result.json") as file:
                 json.dump(result | {"workers": everybody}, file, indent=1)
-
-
-def whole_model(settings: Settings, engine: Engine, workload: Workload) -> nn.Module | None:
-    """The trained model, on the first worker; None on the others. A collective."""
-    full = engine.full_parameters()
-    if not full:
-        return None
-    model = workload.build(settings)
-    missing = model.load_state_dict(full, strict=False)
-    assert not missing.unexpected_keys, missing
-    return model
 
 
 def save_model(folder: Path, model: Any, workload: Workload) -> None:

@@ -203,6 +203,7 @@ def row_of(run: SweepRun, results: Runs) -> Row:
         "validation_loss": validation.get("loss"),
         "perplexity": validation.get("perplexity"),
         "bleu": result.get("bleu"),  # with -- --bleu
+        "metric": validation.get("metric"),  # of a user's own model
         **{
             name: result.get("utilisation", {}).get(name)
             for name in ("gpu_utilisation", "gpu_power", "gpu_temperature")

@@ -116,19 +116,24 @@ class Engine(ABC):
         return clip_grad_norm_(self.bare.parameters(), norm)
 
     def validate(self, batches: Iterable[dict[str, Tensor]], kind: str) -> dict[str, float]:
-        """Loss, perplexity and accuracy, of a user's model the loss; every worker validates on the same batches."""
+        """Loss, perplexity and accuracy, of a user's model loss and metric. All workers take the same batches."""
         self.model.eval()
-        total, right, tokens, losses = 0.0, 0, 0, list[float]()
+        total, right, tokens = 0.0, 0, 0
+        own: dict[str, list[float]] = {"loss": [], "metric": []}
         with torch.no_grad(), self.half():
             for batch in self.worker.batches(batches):
                 output = self.validated()(**batch)
                 if kind == "own":
-                    losses.append(output.loss.item())
+                    for name, values in own.items():
+                        if (value := getattr(output, name)) is not None:
+                            values.append(float(value))
                     continue
                 sums = validation_sums(output.logits, batch, kind)
                 total, right, tokens = total + sums[0], right + sums[1], tokens + sums[2]
         self.model.train()
-        return {"loss": sum(losses) / len(losses)} if losses else summary(total, right, tokens)
+        if kind == "own":
+            return {name: sum(values) / len(values) for name, values in own.items() if values}
+        return summary(total, right, tokens)
 
     def validated(self) -> nn.Module:
         return self.model

@@ -16,6 +16,7 @@ from benchmark.measure.turns import Step, nothing
 from benchmark.settings import Settings
 from benchmark.strategies import STRATEGIES
 from benchmark.training.loop import PERIOD, TRACED, rate_at
+from benchmark.training.trained import metric_of
 from benchmark.training.workload import Workload
 from common.peak_memory import PeakMemory, alive_bytes
 from common.workers.process_group import Worker
@@ -47,6 +48,10 @@ class ComparedStrategy:
         self.kept = (alive_bytes(worker.device) or 0) - self.memory.before  # what the engine has between its steps
         self.after_backward: Step = nothing
         self.figures: dict[str, Any] = dict.fromkeys(("peak_bytes", "sent_bytes", "calls"))
+
+    def metric(self, workload: Workload) -> None:
+        """Note what the model is worth after the last step (trained.py). A collective, but for `single`."""
+        self.figures["metric"] = None if self.waits else metric_of(self.settings, self.engine, workload)
 
     def turn(self, number: int) -> Step:
         """The step of a round; its data are ready."""

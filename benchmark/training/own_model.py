@@ -5,6 +5,8 @@
 
     def loss(model, batch): ...           # the mean over the examples of a batch, which has the same names
 
+    def metric(model, batch): ...         # optional: a number, the mean of which over some batches is shown
+
     def blocks(model): ...                # optional: the layers in the order of forward, each of which FSDP and ZeRO-3
                                           # gather as one piece; without it, the members of each nn.ModuleList
 
@@ -24,22 +26,29 @@ from common.paths import import_file
 
 Batch = dict[str, Tensor]
 Loss = Callable[[nn.Module, Batch], Tensor]
+Metric = Callable[[nn.Module, Batch], Tensor | float]
 EXPECTED = "expected (model, {name: tensor}, loss), a batch whose tensors have the same first dimension"
 
 
 class ModelWithLoss(nn.Module):
-    """The user's model as the engines call it: `model(**batch).loss`. blocks: those that the file names, or None."""
+    """The user's model as the engines call it: `model(**batch).loss`; in evaluation also `.metric`, None without one.
 
-    def __init__(self, model: nn.Module, loss: Loss, blocks: list[nn.Module] | None) -> None:
+    blocks: those that the file names, or None.
+    """
+
+    def __init__(
+        self, model: nn.Module, loss: Loss, blocks: list[nn.Module] | None, metric: Metric | None = None
+    ) -> None:
         super().__init__()
-        self.model, self.loss = model, loss
+        self.model, self.loss, self.metric = model, loss, metric
         self.config: Any = getattr(model, "config", SimpleNamespace())
         self.blocks = None if blocks is None else tuple(blocks)  # a list of modules would not be registered either
 
     def forward(self, **batch: Tensor) -> SimpleNamespace:
         dtype = next(parameter.dtype for parameter in self.model.parameters() if parameter.is_floating_point())
         values = {name: value.to(dtype) if value.is_floating_point() else value for name, value in batch.items()}
-        return SimpleNamespace(loss=self.loss(self.model, values))
+        metric = self.metric(self.model, values) if self.metric and not self.training else None
+        return SimpleNamespace(loss=self.loss(self.model, values), metric=metric)
 
 
 def build_own(name: str) -> tuple[ModelWithLoss, Dataset]:
@@ -54,7 +63,7 @@ def build_own(name: str) -> tuple[ModelWithLoss, Dataset]:
         raise InputError(f"--model: {function} of {path} returned {kinds}; {EXPECTED}")
     model, batch, loss = built
     named = list(module.blocks(model)) if hasattr(module, "blocks") else None
-    return ModelWithLoss(model, loss, named), StackDataset(**batch)
+    return ModelWithLoss(model, loss, named, getattr(module, "metric", None)), StackDataset(**batch)
 
 
 def _is_complete(built: object) -> bool:

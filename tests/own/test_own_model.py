@@ -55,6 +55,20 @@ def test_engines_are_proved_with_a_users_model_and_a_wrong_one_is_named(tmp_path
     assert "Halves with accumulation 1: x 0.5000 (every parameter)" in printed
 
 
+@pytest.mark.medium
+@pytest.mark.skipif(sys.platform != "linux", reason="starts workers with gloo")
+def test_the_metric_of_a_users_model_is_a_column_of_compare(tmp_path):
+    words = ["--model", EXAMPLE, "--output_dir", tmp_path / "c", "--only", "fsdp", "--max_steps", 4]
+
+    codes = group(ROOT / "benchmark" / "compare.py", 2, tmp_path, *words)
+
+    printed = (tmp_path / "log0.txt").read_text()
+    assert codes == [0, 0], printed[-2000:]
+    metrics = [row["metric"] for row in json.loads((tmp_path / "c" / "comparison.json").read_text())["rows"]]
+    assert " metric " in printed
+    assert 0 < min(metrics) <= max(metrics) < min(metrics) + 0.01 < 0.1  # four steps: as good as guessing one of 64
+
+
 def test_blocks_are_the_members_of_outer_lists_or_what_the_file_says(file):
     inner = nn.ModuleList([nn.Linear(1, 1)])
     nested = nn.ModuleList([nn.ModuleDict({"inner": inner}), nn.ReLU()])

@@ -132,7 +132,9 @@ def check_started(grade: Grade, count: int, slowest: int) -> None:
             False, "work() runs in the script's own process, but every rank, 0 as well, has one of its own: pass "
             "target=work, not target=work(...), and start() it"
         ),
-        "running": Expected(0, "{got} processes still run when start_workers returns: join all of them"),
+        "running": Expected(
+            0, "{got} processes still run when start_workers returns: join all of them, without a time-out"
+        ),
         "ranks": Expected(
             list(range(count)),
             f"expected work(rank, config) in {count} processes, ranks 0 to {count - 1}, got {{got}}",
