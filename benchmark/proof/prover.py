@@ -135,7 +135,7 @@ class Prover:
                 output = engine.forward(next(batches))
                 value = engine.backward(output, last=micro == case.accumulation - 1)
                 loss += value.item() / case.accumulation
-            engine.step(settings.learning_rate)
+            engine.step(case.rate(step))
             if step == 0:
                 observed.sent = wire.messages(newest)
             losses.append(loss)

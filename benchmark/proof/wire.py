@@ -51,7 +51,7 @@ def messages(after: int) -> list[SentMessage] | None:
 def faults(sent: Sequence[SentMessage], promised: tuple[torch.dtype, torch.dtype], elements: int) -> list[str]:
     """What is sent in another dtype than promised (of gradients, of parameters), or not at all.
 
-    elements: how many gradients a step has to send at least.
+    elements: how many a step has to send at least, whichever way: gradients may be gathered, too.
     """
     texts = []
     expected = dict(zip(("gradients", "parameters"), promised, strict=True))
@@ -60,9 +60,9 @@ def faults(sent: Sequence[SentMessage], promised: tuple[torch.dtype, torch.dtype
             text = f"{message.name} sends {word(message.dtype)}, expected {word(expected[message.carries])}"
             if text not in texts:
                 texts.append(text)
-    count = sum(message.elements for message in sent if message.carries == "gradients")
+    count = sum(message.elements for message in sent)
     if count < elements:
-        texts.append(f"sends gradients of {count} elements, expected {elements}")
+        texts.append(f"sends {count} elements in a step, expected at least the {elements} of the gradients")
     return texts
 
 

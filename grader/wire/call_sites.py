@@ -10,6 +10,7 @@ OWN_METHOD = "a process group's own method"  # the function of torch.distributed
 
 # Between a student's dist.all_reduce(...) and the backend are only these files: such a call is the student's own.
 PLUMBING = ("distributed_c10d", "c10d_logger")
+DEPRECATED = ("typing_extensions", "warnings", "_py_warnings")  # torch marks older names, such as reduce_scatter_tensor
 COLLECTIVES = frozenset({  # the functions of distributed_c10d that call a process group
     "all_reduce", "reduce", "broadcast", "gather", "scatter", "all_gather", "all_gather_into_tensor",
     "all_gather_single", "reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single", "all_to_all",
@@ -25,12 +26,13 @@ class Sites:
         """`torch` is the folder that torch is installed in."""
         self.tree = tree
         self._names: dict[str, str] = {}
-        self._plumbing = tuple(os.path.join(torch, "distributed", f"{name}.py") for name in PLUMBING)
         self._parallel = os.path.join(torch, "nn", "parallel", "")
         self._autograd = os.path.join(torch, "autograd", "")
         root = os.path.dirname(GRADER.rstrip(os.sep))
         self._course = tuple(os.path.join(root, name, "") for name in sorted(COURSE_FOLDERS))
         self._libraries = (os.path.join(os.path.dirname(torch), ""), sysconfig.get_path("stdlib") + os.sep)
+        self._plumbing = tuple(os.path.join(torch, "distributed", f"{name}.py") for name in PLUMBING)
+        self._plumbing += tuple(f"{folder}{name}.py" for folder in self._libraries for name in DEPRECATED)
 
     def __call__(self, frame: FrameType | None) -> tuple[str, str]:
         """Return file:line of the innermost frame in the student's tree, and the library between it and the grader.

@@ -42,6 +42,15 @@ class Averaging(Engine):
         gradient /= self.worker.world_size
 
 
+class Gathering(Averaging):
+    """A right engine that sums nothing on its way: every worker gathers all gradients, and takes their mean."""
+
+    def average(self, name: str, gradient: Any) -> None:
+        everybody = [torch.empty_like(gradient) for _ in range(self.worker.world_size)]
+        dist.all_gather(everybody, gradient)
+        gradient.copy_(torch.stack(everybody).mean(dim=0))
+
+
 WRONG: dict[str, tuple[str, str]] = {}  # name -> what the proof says, as a pattern; the precision that shows it
 
 
@@ -334,6 +343,20 @@ adam_decays_all = adam("adam_decays_all", lambda group: group.update(weight_deca
 class adam_rate(DDP):
     def step(self, rate: float) -> None:
         super().step(rate * 1.01 if self.settings.optimizer == "adamw" else rate)
+
+
+@wrong("AdamW")
+class adam_rate_of_one_group(DDP):
+    """What does not decay keeps the first rate."""
+
+    def step(self, rate: float) -> None:
+        rates = rate, self.settings.learning_rate
+        for group, kept in zip(self.optimizer.param_groups, rates, strict=True):
+            group["lr"] = kept
+        if self.settings.max_grad_norm:
+            self.norm = self.clip(self.settings.max_grad_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
 
 
 @wrong("AdamW")

@@ -107,6 +107,20 @@ def test_ddp_under_another_name_is_still_ddp(play):
     assert {call.inside for call in rank.calls if call.name != "init_process_group"} == {"DistributedDataParallel"}
 
 
+def test_a_call_by_a_name_that_torch_has_replaced_is_the_students_own(play):
+    source = """
+        def go(context):
+            context.join()
+            dist.reduce_scatter_tensor(torch.empty(2), torch.ones(2))
+            dist.all_gather_into_tensor(torch.empty(2), torch.ones(2))
+    """
+
+    (rank,) = play(source).ranks
+
+    calls = [call for call in rank.calls if call.name != "init_process_group"]
+    assert [(call.name, call.inside) for call in calls] == [("reduce_scatter", ""), ("all_gather", "")]
+
+
 # --- what a rank can know ---------------------------------------------------------------------------------------------
 
 

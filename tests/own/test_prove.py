@@ -27,7 +27,11 @@ PROVE = ROOT / "benchmark" / "prove.py"
 BANK = ROOT / "tests" / "own" / "broken_engines.py"
 HAS_MEGATRON, HAS_HOROVOD = (importlib.util.find_spec(name) is not None for name in ("megatron", "horovod"))
 TOO_LONG = 900  # seconds; a busy machine
-SOME = ["one_percent", "bias_unreduced", "summed_micro_batches", "second_use_lost", "clip_half", "drifting_replica"]
+SOME = [
+    "one_percent", "bias_unreduced", "summed_micro_batches", "second_use_lost", "clip_half", "drifting_replica",
+    "adam_rate_of_one_group",
+]  # fmt: skip
+RIGHT = ["Averaging", "Gathering"]
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="starts workers with gloo")
 
 
@@ -44,18 +48,19 @@ def prove(*words: object, folder: Path, **options):
 
 @pytest.fixture(scope="module")
 def some(tmp_path_factory):
-    """The rows of a right engine and of some wrong ones."""
+    """The rows of right engines and of some wrong ones."""
     folder = tmp_path_factory.mktemp("prove")
-    words = ["--engine", f"{BANK}:Averaging,{','.join(SOME)}", "--output_dir", folder / "p"]
+    words = ["--engine", f"{BANK}:{','.join([*RIGHT, *SOME])}", "--output_dir", folder / "p"]
     codes = group(PROVE, 2, folder, *words)
     assert codes == [1, 0], (folder / "log0.txt").read_text()[-2000:]
     return {row["strategy"]: row for row in json.loads((folder / "p" / "proof.json").read_text())}
 
 
 @pytest.mark.medium
-def test_a_right_engine_is_ok(some):
-    assert some["Averaging"]["gradient"] == "ok"
-    assert len(some["Averaging"]["cases"]) == 5
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_right_engine_is_ok(some, name):
+    assert some[name]["gradient"] == "ok"
+    assert len(some[name]["cases"]) == 5
 
 
 @pytest.mark.medium
@@ -254,4 +259,6 @@ def test_a_message_in_another_dtype_and_a_missing_gradient_are_named():
     assert faults([SentMessage("all_to_all", torch.bfloat16, 4000)], promised, 4000) == [
         "all_to_all sends bfloat16, expected float32"
     ]
-    assert faults(right, promised, 4001) == ["sends gradients of 4000 elements, expected 4001"]
+    assert faults(right, promised, 8001) == [
+        "sends 8000 elements in a step, expected at least the 8001 of the gradients"
+    ]

@@ -3,7 +3,7 @@
 The first half must not follow the order of the data (check_mixed). Two seeds must not give the same half, nor the same
 half shifted (check_orders_differ). A half is an array of bool: whether the example at each place of the data is in it.
 
-A right solution fails in fewer than one of ten million runs, whichever generator shuffles: check_mixed makes 55
+A right solution fails in fewer than one of ten million runs, whichever generator shuffles: check_mixed makes 110
 comparisons of a sum of many signs, each beyond FAR standard deviations with a chance of 3e-12, and check_orders_differ
 1800 for six draws, each with a chance of 4e-12.
 """
