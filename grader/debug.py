@@ -106,10 +106,12 @@ class OneDebugging:
 
 
 def first_lines(tree: Path, file: str, region: str) -> list[tuple[str, int]]:
-    """Return the first statement of each part of a region; none if the region has a breakpoint() of the student.
+    """Return path and line of the first statement between TODO and END TODO, for each part of a region.
+
+    None if the region has a breakpoint() of the student.
 
     Raises:
-        InputError: the file is missing or is no Python.
+        InputError: the file is missing or is no Python, or a TODO line and an END TODO line do not belong together.
     """
     try:
         text = (tree / file).read_text(encoding="utf-8")

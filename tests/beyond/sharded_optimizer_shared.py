@@ -285,9 +285,11 @@ def check_none_left(run: OptimizerRun) -> None:
 
 
 def bucket_of(run: OptimizerRun, where: str, call: Call, rows: Sequence[np.ndarray], what: str, first: int = 0) -> int:
-    """Return the bucket whose shards a message holds; the first one from number `first` on, since zeros fit several.
+    """Return the bucket whose shards a message holds. Zeros may fit several: the first from number `first` on, else
+    the first of all.
 
-    rows: the shards of each bucket. Fail for numbers that are in none of them; `what` names what they should be.
+    rows: for each bucket, a row for each shard that the message may hold: all shards where gradients are sent, only
+    this rank's own in a gather. Fail for numbers that are in none of them; `what` names what they should be.
     """
     numbers = call.sent_arrays()
     roundings = [ROUNDING[run.setting.dtype(bucket[0])] for bucket in run.buckets]

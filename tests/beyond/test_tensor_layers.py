@@ -96,10 +96,10 @@ def layers(context: Context, lesson: Any, inputs: Any) -> Any:
 
 
 def functions_run(grade: Grade, ranks: Ranks, cases: tuple = PLAIN) -> tuple[Result, list[dict[str, Any]]]:
-    """Run f and g; return the result, and the inputs of each rank."""
+    """Run f and g; return the result and the inputs of each rank. A rank converts the cases alone to their dtypes."""
 
     def pair(draw: np.random.Generator, dtype: str, layout: str, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
-        tensors = {key: numbers(draw, dtype, shape, 9) for key in ("x", "upstream")}
+        tensors = {key: numbers(draw, dtype, shape, largest=9) for key in ("x", "upstream")}
         rows = {key: np.broadcast_to(value[:1], shape).copy() for key, value in tensors.items()}
         return rows if layout == "expanded" else tensors
 

@@ -72,7 +72,7 @@ def average(context: Context, lesson: Any, inputs: Any) -> Any:
     """Call the student's function on this rank's gradients; yield what it leaves, after each call."""
     arguments, weight = context.arguments, inputs["weight"]
     dtype = getattr(torch, arguments["dtype"])
-    context.scatter()
+    context.scatter()  # set(parameters) then has another order on every rank
     parameters = [
         nn.Parameter(torch.full(shape, weight, dtype=dtype), requires_grad=k not in arguments["frozen"])
         for k, shape in enumerate(arguments["shapes"])

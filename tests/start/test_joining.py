@@ -127,7 +127,10 @@ def calls_of_joining(grade: Grade, result: Result) -> list[Call]:
 
 
 def check_call(grade: Grade, rank: int, call: Call, calls: str, setting: Setting) -> None:
-    """Check that init_process_group is called with this rank, size, backend and address."""
+    """Check that init_process_group is called with this rank, size, backend and address.
+
+    The rank reports the address as torch would find it: from tcp://, else MASTER_ADDR and MASTER_PORT.
+    """
     got = {
         "place": f"rank {call.data['rank']} of {call.data['world_size']}",
         "backend": call.data["backend"] or "gloo",  # torch's choice, where the course has no GPU

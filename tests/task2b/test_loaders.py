@@ -104,7 +104,7 @@ def load_for_each(context: Context, lesson: Any, inputs: Any) -> Any:
 def loaders(
     grade: Grade, length: int, batch: int, ranks: int, given: Sequence[Sequence[int]] = ()
 ) -> list[Loaded]:  # fmt: skip
-    """Return what partition_dataset gives each rank."""
+    """Return what partition_dataset gives each rank, with the numbers of the examples. `given`: see load()."""
     try:
         by_rank = on_data(grade, load, ranks, length, batch=batch, given=given)
     except Crashed as crash:
@@ -116,7 +116,7 @@ def loaders(
 
 
 def with_numbers(grade: Grade, by_rank: list[Loaded]) -> list[Loaded]:
-    """Return the same with the numbers of the examples; fail if a rank got no loader."""
+    """Return the same with the numbers of the examples, -1 for anything else; fail if a rank got no loader."""
     for one in by_rank:
         if one["instead"]:
             grade.fail(f"expected a DataLoader and the batch size of a worker, got {one['instead']}")
