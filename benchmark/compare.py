@@ -16,7 +16,7 @@ their ratios, which should be 1, are the error of the table and the cost of meas
 peak: what a step needs of memory. sent: by one worker in a step, and as which dtypes (gradients + parameters). exposed:
 communication or waiting for another worker while nothing is computed, in two steps under the profiler after the last
 round. waiting: the part of it until the last worker has come; unknown where they send one by one. norm: of the
-last step's gradient.
+last step's gradient. metric: that of a user's own model, or BLEU with --bleu, after the last step.
 
 Writes comparison.json, comparison.csv and comparison.png to --output_dir. Other flags are those of benchmark.run.
 """
@@ -81,7 +81,8 @@ def work(settings: Settings, labels: list[str]) -> None:
         trace(worker, labels, compared, count)
         for strategy in compared:
             worker.pulse.beat()
-            strategy.metric(workload)
+            strategy.note_metric(workload)
+            dist.barrier()  # the first worker alone computes BLEU: without it, the others would wait for all of them
         losses = torch.tensor(
             [[loss.item() for loss in strategy.losses[:count]] or [0.0] * count for strategy in compared],
             dtype=torch.float64, device=worker.device,

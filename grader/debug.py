@@ -108,7 +108,7 @@ class OneDebugging:
 def first_lines(tree: Path, file: str, region: str) -> list[tuple[str, int]]:
     """Return path and line of the first statement between TODO and END TODO, for each part of a region.
 
-    None if the region has a breakpoint() of the student.
+    An empty list if the region has a breakpoint() of the student.
 
     Raises:
         InputError: the file is missing or is no Python, or a TODO line and an END TODO line do not belong together.

@@ -116,7 +116,7 @@ class Engine(ABC):
         return clip_grad_norm_(self.bare.parameters(), norm)
 
     def validate(self, batches: Iterable[dict[str, Tensor]], kind: str) -> dict[str, float]:
-        """Loss, perplexity and accuracy, of a user's model loss and metric. All workers take the same batches."""
+        """Loss, perplexity and accuracy; of a user's own model, loss and metric. All workers take the same batches."""
         self.model.eval()
         total, right, tokens = 0.0, 0, 0
         own: dict[str, list[float]] = {"loss": [], "metric": []}

@@ -49,7 +49,7 @@ class ComparedStrategy:
         self.after_backward: Step = nothing
         self.figures: dict[str, Any] = dict.fromkeys(("peak_bytes", "sent_bytes", "calls"))
 
-    def metric(self, workload: Workload) -> None:
+    def note_metric(self, workload: Workload) -> None:
         """Note what the model is worth after the last step (trained.py). A collective, but for `single`."""
         self.figures["metric"] = None if self.waits else metric_of(self.settings, self.engine, workload)
 

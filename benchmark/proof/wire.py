@@ -51,7 +51,8 @@ def messages(after: int) -> list[SentMessage] | None:
 def faults(sent: Sequence[SentMessage], promised: tuple[torch.dtype, torch.dtype], elements: int) -> list[str]:
     """What is sent in another dtype than promised (of gradients, of parameters), or not at all.
 
-    elements: how many a step has to send at least, whichever way: gradients may be gathered, too.
+    elements: how many a step has to send at least. Gradients may be gathered, so gathered parameters count, too: that a
+    part is missing then, the numbers show.
     """
     texts = []
     expected = dict(zip(("gradients", "parameters"), promised, strict=True))
@@ -62,7 +63,7 @@ def faults(sent: Sequence[SentMessage], promised: tuple[torch.dtype, torch.dtype
                 texts.append(text)
     count = sum(message.elements for message in sent)
     if count < elements:
-        texts.append(f"sends {count} elements in a step, expected at least the {elements} of the gradients")
+        texts.append(f"sends {count} elements in a step, fewer than the {elements} gradients")
     return texts
 
 

@@ -22,7 +22,7 @@ def whole_model(settings: Settings, engine: Engine, workload: Workload) -> nn.Mo
 def bleu_of(settings: Settings, engine: Engine, workload: Workload) -> float | None:
     """Return the BLEU of a trained T5 on the first worker, None on the others. A collective."""
     model = whole_model(settings, engine, workload)
-    return bleu(model, workload.tokenizer, workload.validation) if model else None  # type: ignore[arg-type]
+    return bleu(model.eval(), workload.tokenizer, workload.validation) if model else None  # type: ignore[arg-type]
 
 
 def metric_of(settings: Settings, engine: Engine, workload: Workload) -> float | None:

@@ -10,7 +10,8 @@ OWN_METHOD = "a process group's own method"  # the function of torch.distributed
 
 # Between a student's dist.all_reduce(...) and the backend are only these files: such a call is the student's own.
 PLUMBING = ("distributed_c10d", "c10d_logger")
-DEPRECATED = ("typing_extensions", "warnings", "_py_warnings")  # torch marks older names, such as reduce_scatter_tensor
+# The decorator around names that torch has replaced, such as reduce_scatter_tensor.
+DEPRECATED = ("typing_extensions", "warnings", "_py_warnings")
 COLLECTIVES = frozenset({  # the functions of distributed_c10d that call a process group
     "all_reduce", "reduce", "broadcast", "gather", "scatter", "all_gather", "all_gather_into_tensor",
     "all_gather_single", "reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single", "all_to_all",

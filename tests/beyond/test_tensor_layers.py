@@ -96,7 +96,7 @@ def layers(context: Context, lesson: Any, inputs: Any) -> Any:
 
 
 def functions_run(grade: Grade, ranks: Ranks, cases: tuple = PLAIN) -> tuple[Result, list[dict[str, Any]]]:
-    """Run f and g; return the result and the inputs of each rank. A rank converts the cases alone to their dtypes."""
+    """Run f and g; return the result and each rank's inputs. `twice` is drawn in the dtype that it has there."""
 
     def pair(draw: np.random.Generator, dtype: str, layout: str, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
         tensors = {key: numbers(draw, dtype, shape, largest=9) for key in ("x", "upstream")}

@@ -183,11 +183,10 @@ def wrong_blocks(got: Fields) -> str:
     if strangers:
         return f" and a {strangers[0]}: the Pipe must contain only the blocks"
     if missing := [number for number in range(BLOCKS) if number not in flat]:
-        without = f", without blocks {', '.join(map(str, missing))}"
-        if len(flat) == len(got["partitions"]):  # as a zip with the distinct devices leaves
-            return (
-                f"{without}: one block for each device; self.block_devices has one entry for each block, so pair these"
-            )
+        without = f", without {'blocks' if len(missing) > 1 else 'block'} {', '.join(map(str, missing))}"
+        if len(flat) > 1 and got["partitions"] == [[number] for number in range(len(flat))]:  # a zip of the two
+            advice = "pair each block with its entry of self.block_devices, which has one entry for each block"
+            return f"{without}: there is one block for each device; {advice}"
         return f"{without}: use every block of self.h exactly once"
     if len(flat) > BLOCKS:
         return ": use every block of self.h exactly once"

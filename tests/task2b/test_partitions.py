@@ -315,7 +315,7 @@ def check_shuffled(grade: Grade) -> None:
     if result["changed"]["data"]:
         grade.fail("the data set itself was changed: shuffle a list of indices, not the data")
     halves = [first_half(grade, length, sizes, parts) for parts in result["partitions"]]
-    check_mixed(grade, halves[:1])  # one order for all seeds can look unmixed only because it is counted six times
+    check_mixed(grade, halves[:1])  # one at first: one order for all seeds, counted six times, can look unmixed
     check_orders_differ(grade, halves)
     check_mixed(grade, halves)
 

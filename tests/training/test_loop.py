@@ -179,10 +179,17 @@ def has_right_gradients(training: Training, number: int) -> bool:
     return all(one.is_right(got[key]) for key, one in expected.items())
 
 
+def can_be_judged(training: Training, number: int) -> bool:
+    """Return whether every rank has a batch in this step, and an optimizer of all parameters."""
+    steps = [trace.steps[number] for trace in training.ranks]
+    return all(step.examples and set(training.names) <= step.data["gradients"].keys() for step in steps)
+
+
 def wrong_steps(training: Training, number: int) -> str:
     """Say which steps from `number` on are wrong; "" if all of them are."""
-    wrong = [later for later in training.common_steps[number:] if not has_right_gradients(training, later)]
-    if not wrong or wrong == list(training.common_steps[number:]):
+    later = [step for step in training.common_steps[number:] if can_be_judged(training, step)]
+    wrong = [step for step in later if not has_right_gradients(training, step)]
+    if wrong == later:
         return ""
     one_after_another = len(wrong) > 1 and wrong == list(range(wrong[0], wrong[-1] + 1))
     which = f"{wrong[0] + 1} to {wrong[-1] + 1}" if one_after_another else ", ".join(str(n + 1) for n in wrong)

@@ -82,7 +82,7 @@ def check_every_example_once(training: Training) -> None:
             why = ": where they do not divide evenly, the sampler repeats some and drops none"
             drawn, batch = -(-examples // ranks), len(all_epochs[0][epoch][0])  # what the sampler gives each worker
             if sizes[0] == drawn - drawn % batch:
-                why = ": every worker leaves out its last batch, which is short: do not set drop_last in the loader"
+                why = ": every worker leaves out its last batch, which is short; is drop_last set in the loader?"
             why = f", and {twice} are on several: do all workers shuffle with the same seed?" if twice else why
             fail(f"with {ranks} workers, {missing} of {examples} examples are on no worker in epoch {epoch + 1}{why}")
         if (more := total.total() - examples) >= ranks:

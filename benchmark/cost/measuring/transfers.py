@@ -85,9 +85,10 @@ def measure_one(
     repeats = max(LEAST, min(MOST, int(budget / ((agreed + REFILL_SECONDS * shaped) * in_a_row + 1e-3))))
     before = interface_bytes()
     runs = [timed(operation, in_a_row, shaped, group) for _ in range(repeats)]
+    dist.barrier(group)  # a send returns while its bytes still wait in the link's queue, behind which this one comes
     after = interface_bytes()
     if before is not None:
-        for _ in range(repeats):
+        for _ in range(repeats + 1):
             dist.barrier(group)
     of_barriers = interface_bytes()
     moved = None
