@@ -77,7 +77,7 @@ def measure(
 def measure_one(
     operation: Operation, ways: int, size: int, budget: float, shaped: bool, group: dist.ProcessGroup
 ) -> tuple[float, float, float | None]:
-    """Return seconds, processor seconds and bytes on the wire of one call; `ways`: how many calls it really is."""
+    """Return seconds, processor seconds and bytes sent of one call; `ways`: how many calls follow one another in it."""
     in_a_row = IN_A_ROW if size <= SMALL else 1
     operation()  # makes connections
     first, _ = timed(operation, 1, shaped, group)
@@ -96,7 +96,7 @@ def measure_one(
         moved = max(0, (after - before) - (of_barriers - after))
     seconds = slowest([run[0] for run in runs], group)
     calls = in_a_row * ways
-    wire = None if moved is None else moved / (repeats * calls)
+    wire = None if moved is None else moved / (repeats * in_a_row)  # of a hop's two ways, this worker sends one
     busy = float(np.median([run[1] for run in runs]))
     # Over a shaped link, a lone message takes its bytes' time or up to twice that, when one direction waits for the
     # other. Predictions add that (collective_times.LAG), so the fastest run counts.
