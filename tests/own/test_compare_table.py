@@ -68,6 +68,16 @@ def test_a_column_that_nobody_could_measure_is_left_out_and_a_known_gpu_adds_the
     assert rows[0]["mfu"] == pytest.approx(2 * rows[1]["mfu"])
 
 
+@pytest.mark.parametrize(("bleu", "heading"), [(False, "metric"), (True, "BLEU")])
+def test_what_a_trained_model_is_worth_has_a_column(bleu, heading):
+    settings, rows = compared(20, {"single": (40, 40), "ddp": (20, 20)}, metric=12.5)
+
+    head, first, *_ = table(replace(settings, bleu=bleu), rows, "ddp").splitlines()[1:]
+
+    assert heading in head.split()
+    assert "12.5000" in first.split()
+
+
 def test_a_strategy_without_a_proof_is_timed_but_not_called_ok():
     settings, rows = compared(20, {"single": (40, 40), "ddp": (20, 20), "own_tensor": (10, 10)})
 
