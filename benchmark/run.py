@@ -54,10 +54,11 @@ def work(settings: Settings) -> None:
             gc.collect()  # a model of transformers refers to itself: where it was cut, the rest would stay for a while
             measured = train(settings, worker, workload, engine, log, memory)
         result = assemble(settings, begin, shapes, measured, log)
-        if settings.bleu and (score := bleu_of(settings, engine, workload)) is not None:
-            result["bleu"] = score
-        if settings.save and (trained := whole_model(settings, engine, workload)):
-            save_model(settings.output_dir / "model", trained, workload)
+        if (settings.save or settings.bleu) and (trained := whole_model(settings, engine, workload)):
+            if settings.bleu:
+                result["bleu"] = bleu_of(trained, workload)
+            if settings.save:
+                save_model(settings.output_dir / "model", trained, workload)
         log.close()
         everybody: list[Any] = [None] * worker.world_size
         dist.all_gather_object(everybody, result)

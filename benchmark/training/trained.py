@@ -19,16 +19,15 @@ def whole_model(settings: Settings, engine: Engine, workload: Workload) -> nn.Mo
     return model
 
 
-def bleu_of(settings: Settings, engine: Engine, workload: Workload) -> float | None:
-    """Return the BLEU of a trained T5 on the first worker, None on the others. A collective."""
-    model = whole_model(settings, engine, workload)
+def bleu_of(model: nn.Module | None, workload: Workload) -> float | None:
+    """Return the BLEU of a T5, None of no model."""
     return bleu(model.eval(), workload.tokenizer, workload.validation) if model else None  # type: ignore[arg-type]
 
 
 def metric_of(settings: Settings, engine: Engine, workload: Workload) -> float | None:
     """Return BLEU with --bleu, or the metric of a user's own model, if it has one. A collective."""
     if settings.bleu:
-        return bleu_of(settings, engine, workload)
+        return bleu_of(whole_model(settings, engine, workload), workload)
     if workload.kind != "own":
         return None
     return engine.validate(workload.validation_batches(settings), workload.kind).get("metric")

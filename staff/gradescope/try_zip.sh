@@ -16,11 +16,11 @@ exec unshare --mount --pid --fork --kill-child bash -euo pipefail -c '
     if [ -L "/$folder" ]; then cp -P "/$folder" "$root/"
     elif [ -d "/$folder" ]; then mkdir "$root/$folder" && mount --rbind "/$folder" "$root/$folder"; fi
   done
-  mkdir -p "$root"/{proc,tmp,root,opt/python,autograder/{source,results}}
+  mkdir -p "$root"/{proc,tmp,root,autograder/{source,results,python}}
   chmod 1777 "$root/tmp"
   mount -t proc proc "$root/proc"
   if [ -n "$environment" ]; then
-    mount --bind "$environment" "$root/opt/python"
+    mount --bind "$environment" "$root/autograder/python"
     home=$(dirname "$(sed -n "s/^home = //p" "$environment/pyvenv.cfg")") # the Python that the environment is made of
     mkdir -p "$root$home" && mount --bind "$home" "$root$home"
   fi
@@ -29,7 +29,7 @@ exec unshare --mount --pid --fork --kill-child bash -euo pipefail -c '
   cp "$root/autograder/source/run_autograder" "$root/autograder/"
   chmod +x "$root/autograder/run_autograder"
   chroot "$root" env -i PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root \
-    COS598D_PYTHON=/opt/python/bin/python bash -euo pipefail -c "
+    COS598D_PYTHON=/autograder/python/bin/python bash -euo pipefail -c "
       bash /autograder/source/setup.sh >&2
       cd /autograder && ./run_autograder >&2"
   cat "$root/autograder/results/results.json"
