@@ -64,6 +64,7 @@ def test_a_wrong_strategy_is_not_timed_but_named_and_the_exit_code_is_1(done, mo
 
 
 def test_the_table_of_frameworks_says_whether_a_gradient_was_proved(done, monkeypatch, tmp_path, capsys):
+    pytest.importorskip("tensorboard")  # a run's flags are checked, too
     words = ["--strategies", "ddp,single,tensor", "--workers", "1", "--examples_per_step", "4", "--steps", "4"]
 
     run_main(monkeypatch, *words, "--output_dir", tmp_path)
