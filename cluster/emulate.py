@@ -30,6 +30,8 @@ from common.flags import burst_bytes, link_rate
 SUBNET = "10.10.1"
 CONTROL = "172.16.1"
 MAX_NODES = 64
+# The machine's own choice may be BBR, whose pauses of 40 ms after a message would be measured as the link's.
+CONGESTION = "congctl reno"
 QUEUE = "50ms"  # how much a port may have waiting before it drops packets, as time at the link's rate
 INSIDE = "COS598D_EMULATE_INSIDE"  # set where the namespaces are already there
 
@@ -62,6 +64,7 @@ def commands(plan: Plan) -> list[list[str]]:
             words(f"{inside} address add {plan.address(node)}/24 dev eth0"),
             words(f"{inside} link set lo up"),
             words(f"{inside} link set eth0 up"),
+            words(f"{inside} route replace {SUBNET}.0/24 dev eth0 src {plan.address(node)} {CONGESTION}"),
         ]
         # A qdisc shapes what leaves an interface. Both ends, or a node would receive from all others at once.
         made += shaping(f"tc -netns {name}", "eth0", plan.rate, plan.delay)
