@@ -15,6 +15,9 @@ average, a worker comes after one half of the others and before the other half, 
 On a shaped link, this is the `lag` of a transfer: alone, it takes so much longer, and where transfers follow one
 another, the directions of different ones overlap.
 
+An emulated link lets a burst through at full speed, and gets as much of it back while it is idle as it could have sent:
+collectives with pauses between them are faster than their bytes.
+
 The time for N workers is that of the measured number n for as many bytes sent by a rank, plus the latency of the
 further hops. A link that was not calibrated takes loopback's processor time and its own rate.
 """
@@ -71,6 +74,7 @@ class Links:
         self.latency, self.tree, self.notes = latency, tree, dict[str, None]()
         self.bits = bits_per_second(rate) if rate else None
         self.is_shaped = self.bits is not None
+        self.burst = burst_bytes(self.bits) if self.bits else 0
         rates = {link: None if link == LOOPBACK else bits_per_second(link) for link in calibration.links}
         same = [link for link in rates if rates[link] == self.bits]
         self.is_calibrated = bool(same)
@@ -94,19 +98,15 @@ class Links:
         """Return the largest number of workers that was measured."""
         return max(count for tables in self.tables.values() for count in tables)
 
-    def moved(self, operation: str, size: float, workers: int) -> float:
-        """Return the bytes that one rank sends."""
-        return moved(operation, size, workers)
-
-    def refill(self) -> float:
-        """Return how many bytes of a burst an idle link gets back in a second."""
-        return (self.bits or 0.0) / 8
+    def spent_after(self, seconds: float, spent: float) -> float:
+        """Return how many bytes of a link's burst are spent when it has been idle for so many seconds."""
+        return max(0.0, min(spent, self.burst) - seconds * (self.bits or 0.0) / 8)
 
     def transfer(self, operation: str, size: float, workers: int, spent: float = 0.0) -> Transfer:
-        """Return the operation alone, when `spent` bytes have left the rank since the link was idle."""
+        """Return the operation alone, when `spent` bytes of the link's burst are spent as it begins."""
         if operation == "broadcast":
             hop, count = self.transfer("hop", size, 2, spent), hops("broadcast", workers)
-            return Transfer(hop.latency * count, hop.flow * count, hop.cores)
+            return Transfer(hop.latency * count, hop.flow * count, hop.cores, sent=hop.sent * count)
         table = self._table(operation, workers)
         sent = moved(operation, size, workers)
         per_byte = moved(operation, 1.0, table.workers)
@@ -114,11 +114,12 @@ class Links:
         extra = count - hops(operation, table.workers, self.tree)
         per_hop = table.latency_of_all_hops / hops(operation, table.workers)
         latency = max(table.latency + extra * per_hop, per_hop) + count * self.latency
+        spent = self.spent_after(latency, spent)
         before = spent / per_byte if self.is_shaped and self.is_calibrated else 0.0
         flow = table.flow(before + sent / per_byte) - table.flow(before)
         cpu = max(0.0, interpolate(table.bytes, table.cpu, sent / per_byte))
         if self.bits is not None and not self.is_calibrated:
-            flow = max(flow, 8 * sent / (self.bits * HEADERS))
+            flow = max(flow, 8 * max(0.0, sent - (self.burst - spent)) / (self.bits * HEADERS))
         lag = (LAG if workers == 2 else LAG_OF_MORE).get(operation, 0.0) if self.is_shaped else 0.0
         if self.is_calibrated and self.bits is not None:
             # Beyond its bytes, an operation waits: for the lag, or because several workers send to one at a time.
@@ -127,7 +128,7 @@ class Links:
             latency, flow = latency + (0.0 if lag and workers == 2 else flow - busy), busy
         seconds = latency + flow
         cores = min(cpu / seconds, 1.5) if seconds > 0 else 0.0
-        return Transfer(latency, flow, cores, lag * flow)
+        return Transfer(latency, flow, cores, lag * flow, sent)
 
     def on_wire(self, operation: str, size: float, workers: int) -> float:
         """Return the bytes out of a rank's interface: payload and frames, as calibrated on links that have counters."""

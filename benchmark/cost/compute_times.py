@@ -15,6 +15,10 @@ from benchmark.cost.calibration import Calibration, Profile, SmallCosts, interpo
 from benchmark.cost.cell import Cell
 from common.errors import InputError
 
+# As multiples of a copy of so many bytes. A larger model's gradients do not stay in the cache: measured beside one that
+# was scaled, writing them costs three copies. Adding to those of earlier micro-batches reads two and writes one.
+WRITTEN, ADDED = 3.0, 1.5
+
 
 class ComputeTimes:
     """Seconds of the parts of a step. notes: what was extrapolated."""
@@ -119,8 +123,9 @@ class ComputeTimes:
     def _scaled(self, batch: float) -> Profile:
         """The step of a model that was not calibrated, from the reference's.
 
-        What takes the same time for any number of examples (Python, the start of operators) is taken over. The rest is
-        in proportion to the multiplications, which large matrices do faster.
+        What takes the same time for any number of examples (Python, the start of operators) is taken over, and the
+        further gradients are written to memory. The rest is in proportion to the multiplications, which large matrices
+        do faster.
         """
         reference, target, largest = self.reference, self.architecture, self.profiles[-1]
         forward, backward = dict[str, float](), dict[str, float]()
@@ -134,7 +139,8 @@ class ComputeTimes:
             more = flops / work if work else target.width * target.length / (reference.width * reference.length)
             each *= more * self._flop(target.width) / self._flop(reference.width)
             forward[unit] = fixed + each * batch
-            backward[unit] = ratios[0] * fixed + ratios[1] * each * batch
+            written = bytes_of_unit(target, unit) - statistics.fmean(bytes_of_unit(reference, name) for name in same)
+            backward[unit] = ratios[0] * fixed + ratios[1] * each * batch + WRITTEN * self.small.copy_byte * written
         optimizer = self.update([weight.elements for weight in target.weights]) / self.scale
         # Interruptions that have nothing to do with one another: as a random walk, they grow with the root of the time.
         whole = sum(forward.values()) + sum(backward.values()) + optimizer
@@ -202,6 +208,12 @@ class ComputeTimes:
     def copies(self, size: float, passes: float = 1.0) -> float:
         """Return the seconds in which `size` bytes are read and written so many times."""
         return self.scale * self.small.copy_byte * size * passes
+
+
+def bytes_of_unit(architecture: Architecture, unit: str) -> int:
+    """Return the bytes of the gradients that backward of a unit makes: of a tied matrix, both ends make one."""
+    kind, *number = unit.split()
+    return sum(weight.bytes for weight in architecture.of_block(int(number[0]) if kind == "block" else None))
 
 
 def largest_of(count: int) -> float:

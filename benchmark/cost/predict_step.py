@@ -10,7 +10,7 @@ from benchmark.cost.cell import Cell
 from benchmark.cost.collective_times import Links, moved
 from benchmark.cost.compute_times import ComputeTimes
 from benchmark.cost.predicted_memory import Memory, check_fit, memory
-from benchmark.cost.programs.program import Compute, Kind, Start, programs
+from benchmark.cost.programs.program import Compute, Instruction, Kind, Start, programs
 from benchmark.cost.simulate import Machine, Simulated, simulate
 from benchmark.strategies import STRATEGIES
 
@@ -67,9 +67,7 @@ def predict(calibration: Calibration, cell: Cell) -> Prediction:
     needed = memory(times)
     check_fit(cell, needed, cell.memory or calibration.memory, 1 if cell.cores else cell.workers)
     notes = dict[str, None]()
-    if overhead := engine_seconds(calibration, times, operations(kinds), notes):
-        end = Compute("optimizer", overhead, engine=True)
-        kinds = [replace(kind, program=(*kind.program, end)) for kind in kinds]
+    kinds = with_engine(kinds, *engine_seconds(calibration, times, operations(kinds), notes))
     late = times.late(cell.batch, cell.workers)  # others wait so long for the slowest worker
     simulated = simulate(kinds, links, machine(times))
     seconds = least = simulated.seconds + late
@@ -97,8 +95,24 @@ def machine(times: ComputeTimes) -> Machine:
     return Machine(times.cell.cores or times.machine_cores, not times.cell.cores, times.threads)
 
 
-def engine_seconds(calibration: Calibration, times: ComputeTimes, calls: float, notes: dict[str, None]) -> float:
-    """Return what the engine costs beyond its program with so many operations, as work of the computing thread.
+def with_engine(kinds: Sequence[Kind], once: float, each: float) -> list[Kind]:
+    """Return the programs with the engine's work: before each operation, when the link may be idle, and at the end."""
+
+    def extended(number: int, kind: Kind) -> Iterator[Instruction]:
+        for step in kind.program:
+            if isinstance(step, Start) and number in step.senders and each > 0:
+                yield Compute("communication", each * step.repeats, engine=True)
+            yield step
+        if once > 0:
+            yield Compute("optimizer", once, engine=True)
+
+    return [replace(kind, program=tuple(extended(number, kind))) for number, kind in enumerate(kinds)]
+
+
+def engine_seconds(
+    calibration: Calibration, times: ComputeTimes, calls: float, notes: dict[str, None]
+) -> tuple[float, float]:
+    """Return what the engine costs beyond its program, as work of the computing thread: in a step, in an operation.
 
     It is known for calibrated steps: the measured time less the predicted one. One part is the same for all engines:
     a step of a whole training loop takes longer than its pieces one by one. It is what steps that only average
@@ -120,7 +134,7 @@ def engine_seconds(calibration: Calibration, times: ComputeTimes, calls: float, 
         cost = f"that of {names}" if names else "missing"
         notes[f"the engine of {cell.strategy} was not calibrated: its own cost is {cost}"] = None
     if not like or (LOOPBACK not in calibration.links and cell.workers > 1):
-        return 0.0
+        return 0.0, 0.0
     if like[0].model != cell.model:
         models = ", ".join(dict.fromkeys(entry.model for entry in like))
         notes[f"the engine's own cost is that of {models}, by the number of operations"] = None
@@ -129,7 +143,9 @@ def engine_seconds(calibration: Calibration, times: ComputeTimes, calls: float, 
     costs = [engine_cost(calibration, entry) for entry in like]
     each = sum(seconds - of_any for seconds, _ in costs) / sum(count for _, count in costs)
     crowd = 1.0 if cell.cores else max(1.0, cell.workers / times.machine_cores)
-    return crowd * max(0.0, of_any + each * calls)
+    if each < 0:
+        return crowd * max(0.0, of_any + each * calls), 0.0
+    return crowd * of_any, crowd * each
 
 
 def framework_of(strategy: str) -> str:
@@ -146,8 +162,8 @@ def engine_cost(calibration: Calibration, entry: EngineTimes) -> tuple[float, fl
 
 
 def operations(kinds: Sequence[Kind]) -> float:
-    """Return in how many operations a rank takes part, as a mean; a message to one other rank is none."""
-    return max(1.0, sum(count for start, count in started(kinds) if start.operation != "hop"))
+    """Return in how many operations a rank takes part, as a mean; a message is one of its sender."""
+    return max(1.0, sum(count for _, count in started(kinds)))
 
 
 def parts(simulated: Simulated, kinds: list[Kind], late: float) -> dict[str, float]:
@@ -169,11 +185,11 @@ def parts(simulated: Simulated, kinds: list[Kind], late: float) -> dict[str, flo
 
 
 def started(kinds: Sequence[Kind]) -> Iterator[tuple[Start, float]]:
-    """Yield all operations with how often a rank takes part, as a mean over all ranks."""
+    """Yield all operations with how often a rank takes part, as a mean over all ranks; in a message, its sender."""
     ranks = sum(len(kind.ranks) for kind in kinds)
-    for kind in kinds:
+    for number, kind in enumerate(kinds):
         for step in kind.program:
-            if isinstance(step, Start):
+            if isinstance(step, Start) and number in step.senders:
                 yield step, step.repeats * len(kind.ranks) / ranks
 
 

@@ -7,7 +7,8 @@ Whatever is under way has a speed between 0 and 1, which changes when something 
 - Links. The bytes of one rank's transfers leave it one transfer after the other, as they do on one connection; on
   loopback, where bytes are copied by processors, the processors decide.
 - Order. A rank's collectives begin in the order in which they were started, at most `slots` at a time: gloo has so many
-  threads. A collective begins when all members have started it.
+  threads. A collective begins when all members have started it. So does a message: gloo sends nothing before the
+  receiver has said that it is ready, and that word waits behind what the receiver sends on the same connection.
 
 So overlap, contention, waiting and bubbles are not formulas here. They are what comes out. (SimPy has no resource that
 everybody shares equally, so the processors would still be written here.)
@@ -31,13 +32,15 @@ NO_TIME = 1e-12  # seconds; rounding errors are smaller, and nothing that is sim
 class Transfer:
     """One operation alone: seconds before bytes flow, seconds in which they flow, cores that it wants meanwhile.
 
-    lag: seconds by which the other direction of the same connection is later; see collective_times.py.
+    lag: seconds by which the other direction of the same connection is later; see collective_times.py. sent: bytes of
+    one rank.
     """
 
     latency: float
     flow: float
     cores: float
     lag: float = 0.0
+    sent: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,7 @@ class _Flight:
 
     start: Start
     joined: dict[int, float] = field(default_factory=dict)  # kind -> when; the last one arrived last
+    behind: list["_Flight"] = field(default_factory=list)  # what must have ended before it begins
     began: float | None = None
     ended: float | None = None
     latency: float = 0.0
@@ -129,7 +133,7 @@ class _Thread:
     since: float = 0.0  # of the current span
     blocked_on: str | None = None
     queue: list[str] = field(default_factory=list)  # collectives that were started and have not begun
-    spent: float = 0.0  # bytes sent since the link was idle
+    spent: float = 0.0  # bytes of the link's burst
     idle_since: float = 0.0
     back_until: float = 0.0  # so long, bytes flow in the other direction of transfers that have a lag
     done_at: float | None = None
@@ -188,16 +192,28 @@ class _Step:
             elif isinstance(instruction, Compute):
                 thread.left, thread.now, thread.since = instruction.seconds * self.crowd, instruction, self.now
             elif isinstance(instruction, Start):
-                self.flights.setdefault(instruction.key, _Flight(instruction)).joined[thread.number] = self.now
-                thread.queue.append(instruction.key)
+                self.join(thread, instruction)
             else:
                 thread.blocked_on, thread.since = instruction.key, self.now
         return moved
 
+    def join(self, thread: _Thread, start: Start) -> None:
+        """Let a thread take part in an operation; a message begins at once if it can."""
+        flight = self.flights.setdefault(start.key, _Flight(start))
+        flight.joined[thread.number] = self.now
+        thread.queue.append(start.key)
+        if start.operation != "hop":
+            return
+        if thread.number not in start.senders:
+            others = (f for f in self.flights.values() if f.is_running and f.start.connection == start.connection)
+            flight.behind = [f for f in others if start.connection and thread.number in f.start.senders]
+        if self.may_begin(start.key, flight):
+            self.begin(flight)
+
     def close_blocked(self, thread: _Thread, flight: _Flight) -> None:
         """Write down for what a thread was blocked: until the transfer began for others, then for the network."""
-        began, members = max(thread.since, flight.began or 0.0), flight.start.members
-        why, last = ("waiting", list(flight.joined)[-1]) if thread.number in members else ("bubble", members[0])
+        began, senders = max(thread.since, flight.began or 0.0), flight.start.senders
+        why, last = ("waiting", list(flight.joined)[-1]) if thread.number in senders else ("bubble", senders[0])
         for name, begin, end, of in ((why, thread.since, began, last), ("communication", began, self.now, None)):
             if end - begin > NO_TIME:
                 self.spans.append(Span(thread.number, "thread", name, begin, end, key=flight.start.key, of=of))
@@ -212,9 +228,7 @@ class _Step:
             for key in list(thread.queue):
                 flight = self.flights[key]
                 if self.may_begin(key, flight):
-                    self.begin(thread, flight)
-                    for member in flight.start.members:
-                        self.threads[member].queue.remove(key)
+                    self.begin(flight)
                     began = True
         return began
 
@@ -223,7 +237,7 @@ class _Step:
         if not set(members) <= set(flight.joined):
             return False
         if flight.start.operation == "hop":
-            return True  # a send needs no thread of gloo's
+            return all(f.ended is not None for f in flight.behind)  # a send needs no thread of gloo's
         heads = [next(k for k in self.threads[m].queue if self.flights[k].start.operation != "hop") for m in members]
         return all(head == key for head in heads) and all(self.running(m) < self.machine.slots for m in members)
 
@@ -231,11 +245,13 @@ class _Step:
         starts = (flight.start for flight in self.flights.values() if flight.is_running)
         return sum(member in start.members and start.operation != "hop" for start in starts)
 
-    def begin(self, thread: _Thread, flight: _Flight) -> None:
+    def begin(self, flight: _Flight) -> None:
         start = flight.start
-        if not any(f.is_running and thread.number in f.start.members for f in self.flights.values()):
-            idle = self.now - thread.idle_since
-            thread.spent = max(0.0, thread.spent - idle * self.network.refill())
+        for member in start.members:
+            self.threads[member].queue.remove(start.key)
+        thread = self.threads[start.senders[0]]
+        if not any(f.is_running and thread.number in f.start.senders for f in self.flights.values()):
+            thread.spent = self.network.spent_after(self.now - thread.idle_since, thread.spent)
         flight.began = self.now
         spent = thread.spent
         for _ in range(start.repeats):
@@ -243,8 +259,8 @@ class _Step:
             flight.latency += flight.lag + one.latency  # the next one begins when both directions of this one ended
             flight.flow, flight.cores = flight.flow + one.flow, one.cores
             flight.lag, flight.back = one.lag, one.flow
-            spent += self.network.moved(start.operation, start.bytes, start.workers)
-        for member in start.members:
+            spent += one.sent
+        for member in start.senders:
             self.threads[member].spent = spent
 
     # ------------------------------------------------------------------- time
@@ -287,7 +303,7 @@ class _Step:
         else:
             flight.ended, start = self.now, flight.start
             size = start.bytes * start.repeats
-            for member in start.members:
+            for member in start.senders:
                 self.threads[member].idle_since = self.now
                 joined = flight.joined[member]
                 self.spans.append(Span(member, "network", start.operation, joined, self.now, bytes=size, key=start.key))
@@ -298,7 +314,7 @@ class _Step:
         for thread in self.threads:
             ranks = len(thread.kind.ranks) if self.machine.is_shared else 1
             own = [(ranks * self.machine.threads, 1.0)] if thread in computing else []
-            wanted.append(own + [(ranks, f.cores) for f in flights if thread.number in f.start.members])
+            wanted.append(own + [(ranks, f.cores) for f in flights if thread.number in f.start.senders])
         if self.machine.is_shared:
             return [fair_level(self.machine.cores, list(chain(*wanted)))] * len(wanted)
         return [fair_level(self.machine.cores, of_kind) for of_kind in wanted]
@@ -306,11 +322,11 @@ class _Step:
     def rate(self, flight: _Flight, flights: list[_Flight], levels: list[float]) -> float:
         """Return the speed of an operation: that of its slowest member; 0 while another one's bytes go first."""
         speed = 1.0
-        for member in flight.start.members:
+        for member in flight.start.senders:
             if flight.cores > 0:
                 speed = min(speed, levels[member] / flight.cores)
             if self.network.is_shaped and flight.latency <= 0:
-                first = next(f for f in flights if member in f.start.members and f.latency <= 0)
+                first = next(f for f in flights if member in f.start.senders and f.latency <= 0)
                 speed = speed if flight is first else 0.0
         return speed
 

@@ -92,6 +92,18 @@ def test_the_control_network_has_the_default_route_and_stays_quiet_while_workers
 
 
 @needs_namespaces
+def test_connections_between_nodes_do_not_depend_on_the_congestion_control_of_this_machine():
+    ask = (
+        "import socket; client = socket.socket(); client.setblocking(False); client.connect_ex(('10.10.1.1', 6585)); "
+        "print(client.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).strip(b'\\0').decode())"
+    )
+
+    result = emulate("--nodes", "2", "--", "python", "-c", ask)
+
+    assert "[1] reno" in result.stdout.splitlines(), result.stderr
+
+
+@needs_namespaces
 def test_a_delay_is_there_or_said_to_be_impossible():
     result = emulate("--nodes", "2", "--delay", "1ms", "--", "tc", "qdisc", "show", "dev", "eth0")
 

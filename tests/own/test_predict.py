@@ -12,8 +12,8 @@ from benchmark.cost.calibration import EngineTimes, load, save
 from benchmark.cost.cell import Cell
 from benchmark.cost.compute_times import ComputeTimes, combined
 from benchmark.cost.measuring.compute_parts import mean
-from benchmark.cost.predict_step import operations, predict
-from benchmark.cost.programs.program import Start, Wait
+from benchmark.cost.predict_step import operations, predict, with_engine
+from benchmark.cost.programs.program import Compute, Kind, Start, Wait
 from benchmark.predict import parse
 from benchmark.strategies import STRATEGIES
 from common.errors import InputError
@@ -45,14 +45,15 @@ def test_gradients_that_are_sent_after_backward_are_exposed(calibration):
 
 @pytest.mark.parametrize("strategy", PREDICTED)
 def test_parts_add_up_and_a_step_is_longer_with_a_slower_link_more_examples_or_more_workers(strategy, calibration):
-    rates = [None, *(["1gbit", "500mbit", "100mbit", "10mbit"] if strategy in TOGETHER else [])]
-    by_link = [predict(calibration, cell(strategy, rate=rate)) for rate in rates]
+    # The calibrated links have no burst, the others have one.
+    links = [("1gbit", "100mbit"), ("500mbit", "300mbit", "10mbit")] if strategy in TOGETHER else [()]
+    by_links = [[predict(calibration, cell(strategy, rate=rate)) for rate in (None, *rates)] for rates in links]
     by_batch = [predict(calibration, cell(strategy, batch=batch)) for batch in (2, 4, 32)]
     few = 4 if strategy == "own_ring" else 2  # a ring of two sends in one direction at a time: it is slower than four
     workers = (few, 8, 16, 4096) if strategy in WHOLE else (2,)
     by_workers = [predict(calibration, cell(strategy, count, rate="1gbit", cores=2)) for count in workers]
 
-    for predictions in (by_link, by_batch, by_workers):
+    for predictions in (*by_links, by_batch, by_workers):
         seconds = [step.seconds for step in predictions]
         assert seconds == sorted(seconds)
         assert all(sum(step.parts.values()) == pytest.approx(step.seconds) for step in predictions)
@@ -151,9 +152,44 @@ def test_large_layers_that_multiply_faster_shorten_the_part_of_every_example(cal
     assert faster == pytest.approx(as_fast / 2)
 
 
-def test_a_message_to_one_rank_is_no_operation_that_an_engine_costs_more_for(calibration):
-    """own_1f1b gathers tokens, and adds the loss and the norm; the shared matrix and 16 activations are messages."""
-    assert operations(predict(calibration, cell("own_1f1b")).kinds) == 3
+def test_the_further_gradients_of_a_larger_model_are_written_to_memory(calibration):
+    parts = [
+        ComputeTimes(replace(calibration, small=[replace(one, copy_byte=copied)]), cell("ddp", model="gpt2-6x256"))
+        .step(4).backward.values()
+        for one in calibration.small[:1] for copied in (0.0, 1e-9)
+    ]  # fmt: skip
+    small, large = (describe(model, 64) for model in ("gpt2-tiny", "gpt2-6x256"))
+
+    def written(model):  # of the matrices and norms around the blocks, both ends make gradients
+        inner = sum(weight.bytes for weight in model.weights if weight.block is not None)
+        return inner, 2 * sum(weight.bytes for weight in model.weights if weight.block is None)
+
+    (inner, outer), (few, of_tiny) = written(large), written(small)
+    further = inner - 6 * few / small.n_blocks + outer - of_tiny
+    assert sum(parts[1]) - sum(parts[0]) == pytest.approx(3e-9 * further)
+
+
+def test_an_engine_works_before_each_operation_and_at_the_end():
+    program = (Start("a", "all_reduce", 4.0, 2, (0,)), Start("b", "exchange", 4.0, 2, (0,), repeats=3), Wait("a"))
+
+    (kind,) = with_engine([Kind(range(2), program)], once=0.5, each=0.1)
+
+    work = [step.seconds if isinstance(step, Compute) else type(step).__name__ for step in kind.program]
+    assert work == pytest.approx([0.1, "Start", 0.1 * 3, "Start", "Wait", 0.5])
+
+
+@pytest.mark.parametrize(("strategy", "is_early"), [("own_1f1b", True), ("pipeline", False)])
+def test_our_stages_ask_for_the_next_message_before_they_compute_and_torchs_do_not(strategy, is_early, calibration):
+    program = predict(replace(calibration, engines=[]), cell(strategy)).kinds[1].program  # the last of two stages
+
+    asks = next(i for i, step in enumerate(program) if getattr(step, "key", "") == "forward 1 from 0")
+    backward = next(i for i, step in enumerate(program) if isinstance(step, Compute) and step.phase == "backward")
+    assert (asks < backward) == is_early
+
+
+def test_a_message_is_an_operation_of_its_sender_that_an_engine_costs_more_for(calibration):
+    """own_1f1b gathers tokens, and adds the loss and the norm; each stage sends the shared matrix and 8 activations."""
+    assert operations(predict(calibration, cell("own_1f1b")).kinds) == 3 + 1 + 8
 
 
 def test_of_three_workers_a_step_is_between_those_of_two_and_four(calibration):

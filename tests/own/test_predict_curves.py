@@ -164,7 +164,25 @@ def test_a_burst_is_spent_once(calibration):
     links = Links(replace(calibration, transfers=tables), "100mbit")
 
     assert links.transfer("hop", 65536, 2, spent=0).flow == pytest.approx(0)
-    assert links.transfer("hop", 65536, 2, spent=65536).flow == pytest.approx(65536 / 12e6)
+    spent = links.burst - 1e-4 * 12.5e6  # the rest comes back in the latency
+    assert links.transfer("hop", 65536, 2, spent=links.burst).flow == pytest.approx(spent / 12e6)
+
+
+def test_an_idle_link_gets_its_burst_back_however_much_it_carried(calibration):
+    links = Links(calibration, "100mbit")
+
+    assert links.spent_after(0.0, 1e9) == links.burst
+    assert links.spent_after(0.001, 1e9) == links.burst - 12500
+    assert links.spent_after(1.0, 1e9) == 0.0
+
+
+def test_a_link_that_was_not_calibrated_lets_its_burst_through(calibration):
+    links = Links(calibration, "300mbit")
+
+    fresh, spent = (links.transfer("hop", 2**20, 2, spent).flow for spent in (0.0, 1e9))
+
+    back = links.transfer("hop", 2**20, 2).latency * 300e6 / 8  # bytes of the burst that come back meanwhile
+    assert spent - fresh == pytest.approx((links.burst - back) / (300e6 / 8) * 1514 / 1448, rel=1e-6)
 
 
 def test_an_operation_occupies_a_link_for_its_bytes_only(calibration):

@@ -21,11 +21,8 @@ class Line:
     def transfer(self, operation, size, workers, spent):
         return Transfer(self.latency, self.byte * size, self.cores, self.lag * self.byte * size)
 
-    def moved(self, operation, size, workers):
-        return size
-
-    def refill(self):
-        return 0.0
+    def spent_after(self, seconds, spent):
+        return spent
 
 
 def in_buckets(backward, network, count, ranks=2):
@@ -118,6 +115,31 @@ def test_the_other_direction_too_carries_one_transfer_after_the_other():
     )
 
     assert simulated.seconds == pytest.approx(3 + 3 + 1)
+
+
+def test_a_message_waits_for_a_receiver_that_is_not_ready():
+    send = Start("a", "hop", 2.0, 2, (0, 1))
+    sender = Kind([0], (send, Compute("forward", 1.0)))
+    receiver = Kind([1], (Compute("forward", 5.0), send, Wait("a")))
+
+    simulated = simulate([sender, receiver], Line(0.0, 1.0), Machine(2, is_shared=True))
+
+    assert simulated.seconds == pytest.approx(5.0 + 2.0)
+    assert max(span.end for span in simulated.spans if span.kind == 0 and span.row == "thread") == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(("connections", "seconds"), [(("one", "one"), 6.0), (("there", "back"), 3.0)])
+def test_a_receiver_that_sends_is_ready_when_its_own_message_has_left_the_connection(connections, seconds):
+    """Two stages exchange messages of three seconds; the one that comes first is ready at once."""
+    there, back = (
+        Start(key, "hop", 3.0, 2, members, connection=connection)
+        for key, members, connection in zip(("there", "back"), ((0, 1), (1, 0)), connections, strict=True)
+    )
+    kinds = [Kind([i], (*order, Wait("there"), Wait("back"))) for i, order in enumerate([(there, back), (back, there)])]
+
+    simulated = simulate(kinds, Line(0.0, 1.0), Machine(2, is_shared=True))
+
+    assert simulated.seconds == pytest.approx(seconds)
 
 
 def test_a_collective_begins_when_its_last_member_arrives():

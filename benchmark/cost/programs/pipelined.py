@@ -2,7 +2,7 @@
 
 from benchmark.cost.architecture import BYTES, Architecture, Weight
 from benchmark.cost.cell import Cell
-from benchmark.cost.compute_times import ComputeTimes
+from benchmark.cost.compute_times import ADDED, ComputeTimes
 from benchmark.cost.programs.program import Compute, Instruction, Kind, Start, Wait, Writer
 from common.errors import InputError
 from common.timeline.boxes import Phase
@@ -46,10 +46,10 @@ def micro_batches(cell: Cell) -> int:
     return max(count for count in range(1, min(total, CHUNKS_A_STAGE * cell.grid.pipeline) + 1) if total % count == 0)
 
 
-def one_forward_one_backward(stage: int, stages: int, count: int) -> list[tuple[str, int]]:
+def one_forward_one_backward(stage: int, stages: int, count: int) -> list[tuple[Phase, int]]:
     """Return what a stage does, in order, as ("forward" or "backward", micro-batch): the schedule 1F1B."""
     ahead = min(stages - stage, count)
-    order = [("forward", i) for i in range(ahead)]
+    order: list[tuple[Phase, int]] = [("forward", i) for i in range(ahead)]
     for i in range(count):
         order.append(("backward", i))
         if ahead + i < count:
@@ -111,20 +111,20 @@ class StageProgram:
         self.tokens = self.examples * (cell.length - self.cuts_vocabulary)
         self.activation = self.tokens * times.architecture.width * BYTES
         self.kinds = tuple(range(self.grid.pipeline))
+        self.sizes = [elements_of_rank(weight, cell) for weight in on_stage(cell, times.architecture, stage)]
+        self.elements = sum(self.sizes)
 
     def program(self) -> list[Instruction]:
         cell, grid, writer = self.cell, self.grid, self.writer
         self.together("tokens", "all_gather", cell.batch * cell.length * TOKEN, cell.workers, self.kinds)
-        for direction, i in one_forward_one_backward(self.stage, grid.pipeline, self.count):
-            self.micro_batch("forward" if direction == "forward" else "backward", i)
+        self.micro_batches()
         if self.last and self.stage in (0, self.last):  # both have the matrix of embedding and head
             shared = max(weight.bytes for weight in writer.model.of_block(None))
-            # Both send, as in an exchange; but each direction has a connection of its own, so neither waits.
-            self.together("shared", "hop", shared, 2, (0, self.last))
+            for sender in (self.stage, self.last - self.stage):
+                self.message("shared", sender, self.last - sender, shared)
+            for sender in (0, self.last):
+                writer.instructions.append(Wait(f"shared from {sender}"))
             writer.copy("communication", shared)
-        weights = on_stage(cell, writer.model, self.stage)
-        sizes = [elements_of_rank(weight, cell) for weight in weights]
-        elements = sum(sizes)
         if cell.strategy == "pipeline":
             self.together("loss", "broadcast", BYTES, grid.pipeline, self.kinds)
             for size in PICKLED:
@@ -132,11 +132,11 @@ class StageProgram:
         else:
             self.together("loss", "all_reduce", BYTES, grid.pipeline, self.kinds)
             if grid.data > 1:
-                writer.copy("communication", BYTES * elements, passes=3)
-                self.together("gradients", "all_reduce", BYTES * elements, grid.data, (self.stage,))
+                writer.copy("communication", BYTES * self.elements, passes=3)
+                self.together("gradients", "all_reduce", BYTES * self.elements, grid.data, (self.stage,))
             self.together("norm of slices", "all_reduce", BYTES, grid.tensor, (self.stage,))
             self.together("norm of stages", "all_reduce", BYTES, grid.pipeline, self.kinds)
-        writer.update(sizes)
+        writer.update(self.sizes)
         return writer.instructions
 
     def together(self, name: str, operation: str, size: float, workers: int, members: tuple[int, ...]) -> None:
@@ -145,12 +145,43 @@ class StageProgram:
             key = name if len(members) > 1 else f"{name} of stage {self.stage}"
             self.writer.instructions += [Start(key, operation, size, workers, members), Wait(key)]
 
+    def micro_batches(self) -> None:
+        """Receive, compute, pass on. Our stages ask for the next message before they compute, torch's after that."""
+        order = one_forward_one_backward(self.stage, self.grid.pipeline, self.count)
+        begun, asked = set[int](), set[tuple[Phase, int]]()
+        for action, following in zip(order, [*order[1:], None], strict=True):
+            direction, i = action
+            source = self.neighbour(action, -1)
+            if source is not None:
+                if action not in asked:
+                    self.message(f"{direction} {i}", source, self.stage, self.activation)
+                self.writer.instructions.append(Wait(f"{direction} {i} from {source}"))
+            if following is not None and self.cell.strategy != "pipeline":
+                ahead, number = following
+                source = self.neighbour(following, -1)
+                if source is not None and (ahead == "forward" or number in begun):
+                    self.message(f"{ahead} {number}", source, self.stage, self.activation)
+                    asked.add(following)
+            self.micro_batch(direction, i)
+            begun.add(i)
+            target = self.neighbour(action, 1)
+            if target is not None:
+                self.message(f"{direction} {i}", self.stage, target, self.activation)
+
+    def neighbour(self, action: tuple[Phase, int], step: int) -> int | None:
+        """Return the stage before this one on an action's way (step -1), or after it (1)."""
+        stage = self.stage + (step if action[0] == "forward" else -step)
+        return stage if 0 <= stage <= self.last else None
+
+    def message(self, name: str, sender: int, receiver: int, size: float) -> None:
+        """Send, or say that this stage is ready to receive. Our stages have a connection for each direction."""
+        ends = sorted((sender, receiver)) if self.cell.strategy == "pipeline" else (sender, receiver)
+        start = Start(f"{name} from {sender}", "hop", size, 2, (sender, receiver), connection=str(tuple(ends)))
+        self.writer.instructions.append(start)
+
     def micro_batch(self, direction: Phase, i: int) -> None:
-        """Receive, compute, pass on."""
+        """Compute, and exchange what the slices of this stage need from one another."""
         stage, instructions = self.stage, self.writer.instructions
-        before, after = (stage - 1, stage + 1) if direction == "forward" else (stage + 1, stage - 1)
-        if 0 <= before <= self.last:
-            instructions.append(Wait(f"{direction} {i} from {before}"))
         blocks, rest = self.seconds(direction)
         sums = SUMS.get(self.cell.strategy, OUR_SUMS)[direction == "backward"]
         # Where the vocabulary is cut, too: embeddings in forward, in backward the gradient of the head's input.
@@ -162,12 +193,11 @@ class StageProgram:
             if self.grid.tensor > 1:
                 name = f"{direction} {i} {piece}"
                 self.together(name, "all_reduce", self.activation, self.grid.tensor, (stage,))
+        if direction == "backward" and i > 0:
+            self.writer.copy("backward", BYTES * self.elements, passes=ADDED)
         if self.cuts_vocabulary and direction == "forward":
             for number in ("largest logit", "target's logit", "sum of exponentials"):
                 self.together(f"{number} {i}", "all_reduce", self.tokens * BYTES, self.grid.tensor, (stage,))
-        if 0 <= after <= self.last:
-            key = f"{direction} {i} from {stage}"
-            instructions.append(Start(key, "hop", self.activation, 2, (stage,)))
 
     def seconds(self, direction: str) -> tuple[list[float], float]:
         """A micro-batch's seconds in each block of this stage, and in what is cut into no slices.

@@ -38,9 +38,10 @@ class Compute:
 class Start:
     """Start an operation and go on. It begins when all kinds in `members` have started `key`.
 
-    key: the same on all members, and used once in a step. operation: as in collective_times.py. bytes: handed in by
-    this rank. workers: ranks that take part in one such operation. members: their kinds. repeats: so many of them, one
-    after the other (the rounds of a ring).
+    key: the same on all members, and used once in a step. operation: as in collective_times.py; a hop is a message from
+    the first member to the second. bytes: handed in by this rank. workers: ranks that take part in one such operation.
+    members: their kinds. repeats: so many of them, one after the other (the rounds of a ring). connection: of a hop;
+    those of one connection wait for each other as simulate.py says.
     """
 
     key: str
@@ -49,11 +50,17 @@ class Start:
     workers: int
     members: tuple[int, ...]
     repeats: int = 1
+    connection: str = ""
+
+    @property
+    def senders(self) -> tuple[int, ...]:
+        """Return the kinds whose bytes these are."""
+        return self.members[:1] if self.operation == "hop" else self.members
 
 
 @dataclass(frozen=True)
 class Wait:
-    """Go on when the operation `key` is complete; it may be another rank's, as the receiver of a message does."""
+    """Go on when the operation `key` is complete."""
 
     key: str
 
