@@ -8,7 +8,8 @@ Whatever is under way has a speed between 0 and 1, which changes when something 
   loopback, where bytes are copied by processors, the processors decide.
 - Order. A rank's collectives begin in the order in which they were started, at most `slots` at a time: gloo has so many
   threads. A collective begins when all members have started it. So does a message: gloo sends nothing before the
-  receiver has said that it is ready, and that word waits behind what the receiver sends on the same connection.
+  receiver has said that it is ready. Over a shaped link, that word waits behind what the receiver sends: all of it on
+  the same connection, what is in the link's queue on another one.
 
 So overlap, contention, waiting and bubbles are not formulas here. They are what comes out. (SimPy has no resource that
 everybody shares equally, so the processors would still be written here.)
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from benchmark.cost.collective_times import Links
 
 SLOTS = 2  # ProcessGroupGloo's default number of threads
+QUEUE = (
+    0.014  # seconds; messages of 0.5 to 2 MB against one another, each on its own connection, 100 Mbit/s to 1 Gbit/s
+)
 NO_TIME = 1e-12  # seconds; rounding errors are smaller, and nothing that is simulated is as short
 
 
@@ -107,7 +111,7 @@ class _Flight:
 
     start: Start
     joined: dict[int, float] = field(default_factory=dict)  # kind -> when; the last one arrived last
-    behind: list["_Flight"] = field(default_factory=list)  # what must have ended before it begins
+    ready: float = 0.0  # of a message: when the sender knows that the receiver is ready
     began: float | None = None
     ended: float | None = None
     latency: float = 0.0
@@ -204,9 +208,10 @@ class _Step:
         thread.queue.append(start.key)
         if start.operation != "hop":
             return
-        if thread.number not in start.senders:
-            others = (f for f in self.flights.values() if f.is_running and f.start.connection == start.connection)
-            flight.behind = [f for f in others if start.connection and thread.number in f.start.senders]
+        if thread.number not in start.senders and self.network.is_shaped:
+            sent = [f for f in self.flights.values() if f.is_running and thread.number in f.start.senders]
+            same = sum(f.flow for f in sent if f.start.connection == start.connection)
+            flight.ready = self.now + max(same, min(QUEUE, sum(f.flow for f in sent)))
         if self.may_begin(start.key, flight):
             self.begin(flight)
 
@@ -237,7 +242,7 @@ class _Step:
         if not set(members) <= set(flight.joined):
             return False
         if flight.start.operation == "hop":
-            return all(f.ended is not None for f in flight.behind)  # a send needs no thread of gloo's
+            return self.now >= flight.ready - NO_TIME  # a send needs no thread of gloo's
         heads = [next(k for k in self.threads[m].queue if self.flights[k].start.operation != "hop") for m in members]
         return all(head == key for head in heads) and all(self.running(m) < self.machine.slots for m in members)
 
@@ -269,7 +274,8 @@ class _Step:
         """Go to the next moment at which something ends."""
         computing = [thread for thread in self.threads if thread.left > NO_TIME]
         flights = [flight for flight in self.flights.values() if flight.is_running]
-        if not computing and not flights:
+        words = [f.ready - self.now for f in self.flights.values() if f.began is None and f.ready > self.now]
+        if not computing and not flights and not words:
             stuck = [thread.blocked_on for thread in self.threads if thread.blocked_on]
             raise AssertionError(f"these operations are waited for and never begin: {stuck}")
         levels = self.levels(computing, flights)
@@ -278,6 +284,7 @@ class _Step:
         step = min(
             [thread.left / speed for thread, speed in zip(computing, speeds, strict=True)]
             + [(f.latency or f.flow) / rate for f, rate in zip(flights, rates, strict=True) if rate]
+            + words
         )
         self.now += step
         for thread, speed in zip(computing, speeds, strict=True):

@@ -187,6 +187,14 @@ def test_our_stages_ask_for_the_next_message_before_they_compute_and_torchs_do_n
     assert (asks < backward) == is_early
 
 
+def test_a_pipeline_that_was_not_calibrated_costs_what_the_messages_of_another_one_cost(calibration):
+    measured = [EngineTimes(name, "gpt2-tiny", 64, 4, 2, 1.0, 9) for name in ("pipeline", "own_tensor", "own_overlap")]
+
+    prediction = predict(replace(calibration, engines=measured), cell("own_1f1b"))
+
+    assert "the engine of own_1f1b was not calibrated: its own cost is that of pipeline" in prediction.notes
+
+
 def test_a_message_is_an_operation_of_its_sender_that_an_engine_costs_more_for(calibration):
     """own_1f1b gathers tokens, and adds the loss and the norm; each stage sends the shared matrix and 8 activations."""
     assert operations(predict(calibration, cell("own_1f1b")).kinds) == 3 + 1 + 8

@@ -6,7 +6,7 @@ import pytest
 
 from benchmark.cost.programs.pipelined import one_forward_one_backward
 from benchmark.cost.programs.program import Compute, Kind, Start, Wait
-from benchmark.cost.simulate import Machine, Transfer, fair_level, simulate
+from benchmark.cost.simulate import QUEUE, Machine, Transfer, fair_level, simulate
 from tests.beyond.test_cost_model import RING, STEPS
 
 ONE_AT_A_TIME = Machine(cores=8, is_shared=False, slots=1)
@@ -128,16 +128,19 @@ def test_a_message_waits_for_a_receiver_that_is_not_ready():
     assert max(span.end for span in simulated.spans if span.kind == 0 and span.row == "thread") == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize(("connections", "seconds"), [(("one", "one"), 6.0), (("there", "back"), 3.0)])
-def test_a_receiver_that_sends_is_ready_when_its_own_message_has_left_the_connection(connections, seconds):
-    """Two stages exchange messages of three seconds; the one that comes first is ready at once."""
+@pytest.mark.parametrize(
+    ("connections", "is_shaped", "seconds"),
+    [(("one", "one"), True, 6.0), (("there", "back"), True, 3.0 + QUEUE), (("one", "one"), False, 3.0)],
+)
+def test_that_a_receiver_is_ready_is_known_when_its_own_message_has_left(connections, is_shaped, seconds):
+    """Two stages exchange messages of three seconds. On a connection of its own, the word waits in the link's queue."""
     there, back = (
         Start(key, "hop", 3.0, 2, members, connection=connection)
         for key, members, connection in zip(("there", "back"), ((0, 1), (1, 0)), connections, strict=True)
     )
     kinds = [Kind([i], (*order, Wait("there"), Wait("back"))) for i, order in enumerate([(there, back), (back, there)])]
 
-    simulated = simulate(kinds, Line(0.0, 1.0), Machine(2, is_shared=True))
+    simulated = simulate(kinds, Line(0.0, 1.0, is_shaped=is_shaped), Machine(2, is_shared=True))
 
     assert simulated.seconds == pytest.approx(seconds)
 

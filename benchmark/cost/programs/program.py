@@ -41,7 +41,7 @@ class Start:
     key: the same on all members, and used once in a step. operation: as in collective_times.py; a hop is a message from
     the first member to the second. bytes: handed in by this rank. workers: ranks that take part in one such operation.
     members: their kinds. repeats: so many of them, one after the other (the rounds of a ring). connection: of a hop;
-    those of one connection wait for each other as simulate.py says.
+    see simulate.py.
     """
 
     key: str
