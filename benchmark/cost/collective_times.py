@@ -7,16 +7,16 @@ beyond the largest one the last two go on as a straight line. For more workers t
     broadcast    tree: log2 N hops, each as long as a message        exchange, hop            one hop
     all_to_all   one hop: gloo posts all messages at once
 
-Two workers have one connection, and gloo sends nothing before the receiver has said that it is ready. That word waits
-behind the data that its worker sends. So the worker that comes last sends at once, and the other one has to wait: for
-the whole message of all_to_all and exchange, and for the first half of all_gather, which cuts it into two. all_reduce
+In a group, two workers have one connection, and gloo sends nothing before the receiver has said that it is ready. That
+word waits behind the data that its worker sends. So the worker that comes last sends at once, and the other one has to
+wait: for the whole message of all_to_all and exchange, and for the first half of all_gather, which is cut. all_reduce
 says that it is ready before it sends. Among more workers, only all_to_all uses a connection in both directions; on
 average, a worker comes after one half of the others and before the other half, so half of its messages have to wait.
 On a shaped link, this is the `lag` of a transfer: alone, it takes so much longer, and where transfers follow one
 another, the directions of different ones overlap.
 
-An emulated link lets a burst through at full speed, and gets as much of it back while it is idle as it could have sent:
-collectives with pauses between them are faster than their bytes.
+An emulated link lets a burst through at full speed, and while it is idle, it gets back as much of it as it could have
+sent. So collectives with pauses between them take less time than their bytes would at the link's rate.
 
 The time for N workers is that of the measured number n for as many bytes sent by a rank, plus the latency of the
 further hops. A link that was not calibrated takes loopback's processor time and its own rate.
@@ -106,7 +106,7 @@ class Links:
         """Return the operation alone, when `spent` bytes of the link's burst are spent as it begins."""
         if operation == "broadcast":
             hop, count = self.transfer("hop", size, 2, spent), hops("broadcast", workers)
-            return Transfer(hop.latency * count, hop.flow * count, hop.cores, sent=hop.sent * count)
+            return Transfer(hop.latency * count, hop.flow * count, hop.cores, sent=moved("broadcast", size, workers))
         table = self._table(operation, workers)
         sent = moved(operation, size, workers)
         per_byte = moved(operation, 1.0, table.workers)

@@ -15,8 +15,9 @@ from benchmark.cost.calibration import Calibration, Profile, SmallCosts, interpo
 from benchmark.cost.cell import Cell
 from common.errors import InputError
 
-# As multiples of a copy of so many bytes. A larger model's gradients do not stay in the cache: measured beside one that
-# was scaled, writing them costs three copies. Adding to those of earlier micro-batches reads two and writes one.
+# As multiples of a copy of so many bytes. A larger model's gradients do not stay in the cache: writing them takes as
+# long as three copies of them, found by comparing a measured large model with a scaled one. Adding a gradient to an
+# earlier one reads two and writes one.
 WRITTEN, ADDED = 3.0, 1.5
 
 
@@ -140,6 +141,7 @@ class ComputeTimes:
             each *= more * self._flop(target.width) / self._flop(reference.width)
             forward[unit] = fixed + each * batch
             written = bytes_of_unit(target, unit) - statistics.fmean(bytes_of_unit(reference, name) for name in same)
+            written = max(0.0, written)  # a smaller model's stay in the cache
             backward[unit] = ratios[0] * fixed + ratios[1] * each * batch + WRITTEN * self.small.copy_byte * written
         optimizer = self.update([weight.elements for weight in target.weights]) / self.scale
         # Interruptions that have nothing to do with one another: as a random walk, they grow with the root of the time.
@@ -211,9 +213,10 @@ class ComputeTimes:
 
 
 def bytes_of_unit(architecture: Architecture, unit: str) -> int:
-    """Return the bytes of the gradients that backward of a unit makes: of a tied matrix, both ends make one."""
+    """Return the bytes of the gradients that backward of a unit makes; the head makes one of the embedding matrix."""
     kind, *number = unit.split()
-    return sum(weight.bytes for weight in architecture.of_block(int(number[0]) if kind == "block" else None))
+    sizes = [weight.bytes for weight in architecture.of_block(int(number[0]) if kind == "block" else None)]
+    return max(sizes) if kind == "after" else sum(sizes)
 
 
 def largest_of(count: int) -> float:

@@ -96,7 +96,7 @@ def machine(times: ComputeTimes) -> Machine:
 
 
 def with_engine(kinds: Sequence[Kind], once: float, each: float) -> list[Kind]:
-    """Return the programs with the engine's work: before each operation, when the link may be idle, and at the end."""
+    """Return the programs with the engine's work: some before each operation of a sender, and the rest at the end."""
 
     def extended(number: int, kind: Kind) -> Iterator[Instruction]:
         for step in kind.program:
@@ -118,16 +118,16 @@ def engine_seconds(
     a step of a whole training loop takes longer than its pieces one by one. It is what steps that only average
     gradients took longer. What another engine costs more is shared among its operations: each is started in Python,
     and wakes threads of every worker. So another model costs as much more as it has more operations, and a strategy
-    that was not calibrated takes the cost of an operation from one that cuts the model as it does, or from its
-    framework, if possible with the same program.
+    that was not calibrated takes the cost of an operation from its framework, if possible with the same program; a
+    pipeline takes that of another pipeline, whose operations are messages, too.
     """
     known = [entry for entry in calibration.engines if not entry.strategy.endswith("_offload")]
     cell, row = times.cell, STRATEGIES[times.cell.strategy]
     known = [entry for entry in known if entry.model == cell.model] or known
     framework = [entry for entry in known if framework_of(entry.strategy) == framework_of(cell.strategy)]
     like = (
-        [entry for entry in known if entry.strategy == cell.strategy]
-        or [entry for entry in known if row.cuts and STRATEGIES[entry.strategy].cuts == row.cuts]
+        [entry for entry in framework if entry.strategy == cell.strategy]
+        or [entry for entry in known if row.cuts == STRATEGIES[entry.strategy].cuts == "pipeline"]
         or [entry for entry in framework if STRATEGIES[entry.strategy].program == row.program]
         or framework
     )

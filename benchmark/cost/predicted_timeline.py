@@ -44,7 +44,7 @@ def _process(row: int, spans: list[Span]) -> list[Box]:
 
 
 def _network(row: int, spans: list[Span], row_of: dict[int, int]) -> list[Box]:
-    """Operations from when this rank starts them, and what the thread is blocked for; a receiver has no start."""
+    """Operations from when this rank starts them, and what the thread is blocked for, as a receiver is."""
     waits: dict[str, list[Wait]] = {}
     for span in spans:
         if span.blocked and span.of is not None:

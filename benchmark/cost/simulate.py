@@ -4,7 +4,7 @@ Whatever is under way has a speed between 0 and 1, which changes when something 
 
 - Processors. All threads of a machine share its cores as the system's scheduler shares them: everybody gets the same,
   nobody more than it can use. A transfer wants a part of a core, which takes time from those who compute.
-- Links. The bytes of one rank's transfers leave it one transfer after the other, as they do on one connection; on
+- Links. The bytes of one rank's transfers leave it one transfer after the other, in the order in which they began; on
   loopback, where bytes are copied by processors, the processors decide.
 - Order. A rank's collectives begin in the order in which they were started, at most `slots` at a time: gloo has so many
   threads. A collective begins when all members have started it. So does a message: gloo sends nothing before the
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from benchmark.cost.collective_times import Links
 
 SLOTS = 2  # ProcessGroupGloo's default number of threads
-QUEUE = (
-    0.014  # seconds; messages of 0.5 to 2 MB against one another, each on its own connection, 100 Mbit/s to 1 Gbit/s
-)
+# Seconds that a word waits at most in a link's queue, measured with messages of 0.5 to 2 MB in both directions, at
+# 100 Mbit/s to 1 Gbit/s.
+QUEUE = 0.014
 NO_TIME = 1e-12  # seconds; rounding errors are smaller, and nothing that is simulated is as short
 
 
@@ -113,6 +113,7 @@ class _Flight:
     joined: dict[int, float] = field(default_factory=dict)  # kind -> when; the last one arrived last
     ready: float = 0.0  # of a message: when the sender knows that the receiver is ready
     began: float | None = None
+    order: int = 0  # so many operations began before
     ended: float | None = None
     latency: float = 0.0
     flow: float = 0.0
@@ -136,8 +137,8 @@ class _Thread:
     now: Compute | None = None  # the last one
     since: float = 0.0  # of the current span
     blocked_on: str | None = None
-    queue: list[str] = field(default_factory=list)  # collectives that were started and have not begun
-    spent: float = 0.0  # bytes of the link's burst
+    queue: list[str] = field(default_factory=list)  # operations that were started and have not begun
+    spent: float = 0.0  # bytes of the link's burst that are spent
     idle_since: float = 0.0
     back_until: float = 0.0  # so long, bytes flow in the other direction of transfers that have a lag
     done_at: float | None = None
@@ -160,6 +161,7 @@ class _Step:
         self.flights: dict[str, _Flight] = {}
         self.spans: list[Span] = []
         self.now = 0.0
+        self.begun = 0  # operations
         everybody = sum(len(kind.ranks) for kind in kinds) if machine.is_shared else 1
         # Calibrated seconds are those with all ranks computing: alone, a thread is faster by this.
         self.crowd = min(1.0, machine.cores / (machine.threads * everybody))
@@ -209,15 +211,19 @@ class _Step:
         if start.operation != "hop":
             return
         if thread.number not in start.senders and self.network.is_shaped:
-            sent = [f for f in self.flights.values() if f.is_running and thread.number in f.start.senders]
-            same = sum(f.flow for f in sent if f.start.connection == start.connection)
-            flight.ready = self.now + max(same, min(QUEUE, sum(f.flow for f in sent)))
+            sent = self.sent_by(thread.number)
+            same = [i for i, other in enumerate(sent) if other.start.connection == start.connection]
+            ahead, all_bytes = sent[: same[-1] + 1] if same else [], sum(other.flow for other in sent)
+            flight.ready = self.now + max(sum(other.flow for other in ahead), min(QUEUE, all_bytes))
         if self.may_begin(start.key, flight):
             self.begin(flight)
 
     def close_blocked(self, thread: _Thread, flight: _Flight) -> None:
         """Write down for what a thread was blocked: until the transfer began for others, then for the network."""
-        began, senders = max(thread.since, flight.began or 0.0), flight.start.senders
+        senders, met = flight.start.senders, flight.began or 0.0
+        if flight.start.operation == "hop":
+            met = max(flight.joined.values())  # the receiver's word is on its way: that is communication
+        began = max(thread.since, met)
         why, last = ("waiting", list(flight.joined)[-1]) if thread.number in senders else ("bubble", senders[0])
         for name, begin, end, of in ((why, thread.since, began, last), ("communication", began, self.now, None)):
             if end - begin > NO_TIME:
@@ -227,7 +233,9 @@ class _Step:
     # ------------------------------------------------------------------- network
 
     def begin_transfers(self) -> bool:
-        """Begin what is at the head of all its members' queues and finds a slot; whether anything began."""
+        """Begin the collectives at the head of all their members' queues that find a slot, and messages whose receiver
+        is ready; whether anything began.
+        """
         began = False
         for thread in self.threads:
             for key in list(thread.queue):
@@ -257,7 +265,8 @@ class _Step:
         thread = self.threads[start.senders[0]]
         if not any(f.is_running and thread.number in f.start.senders for f in self.flights.values()):
             thread.spent = self.network.spent_after(self.now - thread.idle_since, thread.spent)
-        flight.began = self.now
+        flight.began, flight.order = self.now, self.begun
+        self.begun += 1
         spent = thread.spent
         for _ in range(start.repeats):
             one = self.network.transfer(start.operation, start.bytes, start.workers, spent)
@@ -271,7 +280,7 @@ class _Step:
     # ------------------------------------------------------------------- time
 
     def pass_time(self) -> None:
-        """Go to the next moment at which something ends."""
+        """Go to the next moment at which something ends, or a receiver's word arrives."""
         computing = [thread for thread in self.threads if thread.left > NO_TIME]
         flights = [flight for flight in self.flights.values() if flight.is_running]
         words = [f.ready - self.now for f in self.flights.values() if f.began is None and f.ready > self.now]
@@ -280,7 +289,7 @@ class _Step:
             raise AssertionError(f"these operations are waited for and never begin: {stuck}")
         levels = self.levels(computing, flights)
         speeds = [min(1.0, levels[thread.number]) for thread in computing]
-        rates = [self.rate(flight, flights, levels) for flight in flights]
+        rates = [self.rate(flight, levels) for flight in flights]
         step = min(
             [thread.left / speed for thread, speed in zip(computing, speeds, strict=True)]
             + [(f.latency or f.flow) / rate for f, rate in zip(flights, rates, strict=True) if rate]
@@ -326,14 +335,19 @@ class _Step:
             return [fair_level(self.machine.cores, list(chain(*wanted)))] * len(wanted)
         return [fair_level(self.machine.cores, of_kind) for of_kind in wanted]
 
-    def rate(self, flight: _Flight, flights: list[_Flight], levels: list[float]) -> float:
+    def sent_by(self, number: int) -> list[_Flight]:
+        """Return what a thread has under way, in the order in which it began."""
+        own = [f for f in self.flights.values() if f.is_running and number in f.start.senders]
+        return sorted(own, key=lambda f: f.order)
+
+    def rate(self, flight: _Flight, levels: list[float]) -> float:
         """Return the speed of an operation: that of its slowest member; 0 while another one's bytes go first."""
         speed = 1.0
         for member in flight.start.senders:
             if flight.cores > 0:
                 speed = min(speed, levels[member] / flight.cores)
             if self.network.is_shaped and flight.latency <= 0:
-                first = next(f for f in flights if member in f.start.senders and f.latency <= 0)
+                first = next(f for f in self.sent_by(member) if f.latency <= 0)
                 speed = speed if flight is first else 0.0
         return speed
 

@@ -101,6 +101,7 @@ def test_connections_between_nodes_do_not_depend_on_the_congestion_control_of_th
     result = emulate("--nodes", "2", "--", "python", "-c", ask)
 
     assert "[1] reno" in result.stdout.splitlines(), result.stderr
+    assert sum("congctl reno" in line for line in lines(Plan(nodes=2))) == 2  # it may be this machine's own, too
 
 
 @needs_namespaces

@@ -48,10 +48,11 @@ def test_the_bubble_of_a_pipeline_is_stages_less_one_over_all_slots(stages, coun
         for direction, i in one_forward_one_backward(stage, stages, count):
             before, after = (stage - 1, stage + 1) if direction == "forward" else (stage + 1, stage - 1)
             if 0 <= before < stages:
-                program.append(Wait(f"{direction} {i} from {before}"))
+                key = f"{direction} {i} from {before}"
+                program += [Start(key, "hop", 0.0, 2, (before, stage)), Wait(key)]
             program.append(Compute("pipeline", 1.0))
             if 0 <= after < stages:
-                program.append(Start(f"{direction} {i} from {stage}", "hop", 0.0, 2, (stage,)))
+                program.append(Start(f"{direction} {i} from {stage}", "hop", 0.0, 2, (stage, after)))
         kinds.append(Kind([stage], tuple(program)))
 
     simulated = simulate(kinds, Line(0.0, 0.0), Machine(cores=stages, is_shared=True))
@@ -132,7 +133,7 @@ def test_a_message_waits_for_a_receiver_that_is_not_ready():
     ("connections", "is_shaped", "seconds"),
     [(("one", "one"), True, 6.0), (("there", "back"), True, 3.0 + QUEUE), (("one", "one"), False, 3.0)],
 )
-def test_that_a_receiver_is_ready_is_known_when_its_own_message_has_left(connections, is_shaped, seconds):
+def test_when_a_sender_learns_that_its_receiver_is_ready(connections, is_shaped, seconds):
     """Two stages exchange messages of three seconds. On a connection of its own, the word waits in the link's queue."""
     there, back = (
         Start(key, "hop", 3.0, 2, members, connection=connection)
@@ -143,6 +144,38 @@ def test_that_a_receiver_is_ready_is_known_when_its_own_message_has_left(connect
     simulated = simulate(kinds, Line(0.0, 1.0, is_shaped=is_shaped), Machine(2, is_shared=True))
 
     assert simulated.seconds == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("asked", [0.0, 2.0])
+def test_a_message_that_began_first_leaves_first_whoever_asked_for_it_when(asked):
+    """Rank 1 sends 10 seconds to rank 2 at 1, and to rank 0 at 6."""
+    first, second = (Start(key, "hop", 10.0, 2, members) for key, members in (("first", (1, 2)), ("second", (1, 0))))
+    programs = [
+        (Compute("forward", asked), second, Wait("second")),
+        (Compute("forward", 1.0), first, Compute("forward", 5.0), second),
+        (first, Wait("first")),
+    ]
+
+    simulated = simulate([Kind([i], p) for i, p in enumerate(programs)], Line(0.0, 1.0), Machine(3, is_shared=True))
+
+    ends = {span.key: span.end for span in simulated.spans if span.row == "network"}
+    assert ends == pytest.approx({"first": 11.0, "second": 21.0})
+
+
+def test_a_word_waits_for_what_leaves_before_the_last_message_of_its_connection():
+    """Rank 1 sends 10 seconds to rank 2, then 3 to rank 0, and then asks rank 0 for 1."""
+    away, back, word = (
+        Start(key, "hop", seconds, 2, members, connection=connection)
+        for key, seconds, members, connection in (
+            ("away", 10.0, (1, 2), "12"), ("back", 3.0, (1, 0), "01"), ("word", 1.0, (0, 1), "01"),
+        )
+    )  # fmt: skip
+    late = Compute("forward", 1.0)  # the others are there
+    programs = [(back, word, Wait("back")), (late, away, back, word, Wait("word")), (away, Wait("away"))]
+
+    simulated = simulate([Kind([i], p) for i, p in enumerate(programs)], Line(0.0, 1.0), Machine(3, is_shared=True))
+
+    assert simulated.seconds == pytest.approx(1.0 + 10.0 + 3.0 + 1.0)
 
 
 def test_a_collective_begins_when_its_last_member_arrives():

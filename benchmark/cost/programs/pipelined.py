@@ -146,22 +146,25 @@ class StageProgram:
             self.writer.instructions += [Start(key, operation, size, workers, members), Wait(key)]
 
     def micro_batches(self) -> None:
-        """Receive, compute, pass on. Our stages ask for the next message before they compute, torch's after that."""
+        """Receive, compute, pass on.
+
+        Our stages ask for the next message before they wait for the current one, torch's after they have computed.
+        """
         order = one_forward_one_backward(self.stage, self.grid.pipeline, self.count)
         begun, asked = set[int](), set[tuple[Phase, int]]()
         for action, following in zip(order, [*order[1:], None], strict=True):
             direction, i = action
             source = self.neighbour(action, -1)
-            if source is not None:
-                if action not in asked:
-                    self.message(f"{direction} {i}", source, self.stage, self.activation)
-                self.writer.instructions.append(Wait(f"{direction} {i} from {source}"))
+            if source is not None and action not in asked:
+                self.message(f"{direction} {i}", source, self.stage, self.activation)
             if following is not None and self.cell.strategy != "pipeline":
                 ahead, number = following
-                source = self.neighbour(following, -1)
-                if source is not None and (ahead == "forward" or number in begun):
-                    self.message(f"{ahead} {number}", source, self.stage, self.activation)
+                next_source = self.neighbour(following, -1)
+                if next_source is not None and (ahead == "forward" or number in begun):
+                    self.message(f"{ahead} {number}", next_source, self.stage, self.activation)
                     asked.add(following)
+            if source is not None:
+                self.writer.instructions.append(Wait(f"{direction} {i} from {source}"))
             self.micro_batch(direction, i)
             begun.add(i)
             target = self.neighbour(action, 1)
@@ -194,7 +197,8 @@ class StageProgram:
                 name = f"{direction} {i} {piece}"
                 self.together(name, "all_reduce", self.activation, self.grid.tensor, (stage,))
         if direction == "backward" and i > 0:
-            self.writer.copy("backward", BYTES * self.elements, passes=ADDED)
+            added = self.writer.times.copies(BYTES * self.elements, passes=ADDED)
+            instructions.append(Compute("backward", added, micro_batch=i))
         if self.cuts_vocabulary and direction == "forward":
             for number in ("largest logit", "target's logit", "sum of exponentials"):
                 self.together(f"{number} {i}", "all_reduce", self.tokens * BYTES, self.grid.tensor, (stage,))
