@@ -30,7 +30,7 @@ from common.flags import burst_bytes, link_rate
 SUBNET = "10.10.1"
 CONTROL = "172.16.1"
 MAX_NODES = 64
-# The machine's own choice may be BBR, whose pauses of 40 ms after a message would be measured as the link's.
+# The machine's own choice may be BBR. With it, the stages of a pipeline at times stood still for a tenth of a second.
 CONGESTION = "congctl reno"
 QUEUE = "50ms"  # how much a port may have waiting before it drops packets, as time at the link's rate
 INSIDE = "COS598D_EMULATE_INSIDE"  # set where the namespaces are already there

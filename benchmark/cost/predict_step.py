@@ -112,7 +112,7 @@ def with_engine(kinds: Sequence[Kind], once: float, each: float) -> list[Kind]:
 def engine_seconds(
     calibration: Calibration, times: ComputeTimes, calls: float, notes: dict[str, None]
 ) -> tuple[float, float]:
-    """Return what the engine costs beyond its program, as work of the computing thread: in a step, in an operation.
+    """Return the engine's cost beyond its program, in seconds of the computing thread: once a step, and per operation.
 
     It is known for calibrated steps: the measured time less the predicted one. One part is the same for all engines:
     a step of a whole training loop takes longer than its pieces one by one. It is what steps that only average

@@ -20,7 +20,7 @@ def whole_model(settings: Settings, engine: Engine, workload: Workload) -> nn.Mo
 
 
 def bleu_of(model: nn.Module | None, workload: Workload) -> float | None:
-    """Return the BLEU of a T5, None of no model."""
+    """Return the BLEU of a T5; None without a model."""
     return bleu(model.eval(), workload.tokenizer, workload.validation) if model else None  # type: ignore[arg-type]
 
 

@@ -144,6 +144,7 @@ def test_when_a_sender_learns_that_its_receiver_is_ready(connections, is_shaped,
     simulated = simulate(kinds, Line(0.0, 1.0, is_shaped=is_shaped), Machine(2, is_shared=True))
 
     assert simulated.seconds == pytest.approx(seconds)
+    assert {span.name for span in simulated.spans if span.blocked} == {"communication"}  # nobody waits for a late rank
 
 
 @pytest.mark.parametrize("asked", [0.0, 2.0])
