@@ -18,6 +18,7 @@ import common.workers.environment  # isort: skip  # noqa: F401 (stops with a mes
 import torch.distributed as dist
 import transformers
 from torch.optim import AdamW
+from torch.utils.data import Subset
 
 from beyond import ring
 from beyond.byte_counts import CommunicationRecord
@@ -132,7 +133,10 @@ def main():
         tokenizer = load_tokenizer(config.tokenizer_name, "gpt2")
         data = load_blocks(config, tokenizer)
         place = worker.rank // config.grid.tensor % config.grid.data  # on the data axis; see grid.py
-        loader, _ = partition_dataset(data.train, config.batch_size, rank=place, world_size=config.grid.data)
+        # Stages need micro-batches of equal size: the examples that do not fill a batch are left out.
+        whole = len(data.train) - (len(data.train) % config.batch_size if config.grid.pipeline > 1 else 0)
+        examples = Subset(data.train, range(whole))
+        loader, _ = partition_dataset(examples, config.batch_size, rank=place, world_size=config.grid.data)
         memory = PeakMemory(worker.device)  # counts from here: what is there before the model
         with memory.limited(config.memory_limit_mb, partial(what_would_fit, config)):
             model = load_model(config, tokenizer, worker.device)

@@ -69,7 +69,7 @@ class GradientCheck:
 
     def _mean(self, own: Tensor) -> Tensor:
         if self.worker.world_size == 1:
-            return own
+            return own.double()
         everybodys = own.new_empty(self.worker.world_size * len(own))
         dist.all_gather_into_tensor(everybodys, own)
         return everybodys.view(self.worker.world_size, -1).double().mean(dim=0)

@@ -1,159 +1,253 @@
-"""The scripts as a student runs them: real processes, real gloo, and records that agree with one another."""
+"""Every script computes what plain PyTorch computes (by_hand.py), and its record says so.
 
+With one worker it runs in this process, with several in processes of their own. Dropout is on, so losses also show the
+seeds, and that it is off in evaluation and on again in the next epoch. The flags are none of the defaults.
+"""
+
+import dataclasses
 import json
-import math
-import signal
+import re
 import subprocess
 import sys
+from statistics import fmean
 
 import pytest
 import torch
 
 from cluster.launch import free_port
-from common.gradient_check import RIGHT
+from common.models.load import model_path
 from common.paths import ROOT
-from tests.own import workers
-from tests.own.started_processes import wait_for
-from tests.own.warm import Script
-from tests.own.workers import mean_losses
+from task2b_allreduce.scaling import combine
+from tests.own import by_hand, workers
+from tests.own.by_hand import Flags, Run
+from tests.own.one_process import command, run
 
-pytestmark = pytest.mark.medium
-
-STEPS = 4
-TASKS = {  # workers, and flags; one worker: see test_real_steps.py
-    "task2a_gather_scatter": (2, "--do_train"),
-    "task2b_allreduce": (3, "--do_train", "--check_gradients"),
-    "task3_ddp": (2,),
-}
+BERT, GPT2 = Flags(), Flags(batch=24)
+TINY = ("--model_name_or_path", "tiny")
+TEXTS = by_hand.documents()
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("runs")
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    with command("pytest"):
+        yield
 
 
 @pytest.fixture(scope="module")
-def runs(folder):
-    """Every task's records, with the same total batch of 12, the same seed and no dropout."""
-    flags = ("--dropout", 0, "--max_steps", STEPS, "--per_gpu_train_batch_size")
-    return {
-        task: workers.run(ROOT / task / "run_glue.py", count, folder / task, *flags, 12 // count, *more)
-        for task, (count, *more) in TASKS.items()
-    }
+def data(tmp_path_factory):
+    """A folder with the data of RTE, STS-B and OSCAR."""
+    folder = tmp_path_factory.mktemp("data")
+    for task in ("rte", "sts-b"):
+        by_hand.write_glue(folder / task, task, train=22, dev=33)
+    by_hand.write_oscar(folder / "oscar", TEXTS)
+    return folder
 
 
-def test_losses_agree_on_any_number_of_workers_and_gradients_are_found_right(runs, folder):
-    losses = [mean_losses(records) for records in runs.values()]
-
-    assert f"gradient: {RIGHT}" in (folder / "task2b_allreduce/log0.txt").read_text()
-    assert losses[0] == pytest.approx(losses[1], abs=1e-5) and losses[0] == pytest.approx(losses[2], abs=1e-5)
+def losses_of(record: dict) -> list[float]:
+    return [step["loss"] for step in record["iterations"]]
 
 
-def test_the_record_has_what_its_readers_rely_on(runs):
-    for rank, record in enumerate(runs["task2b_allreduce"]):
-        assert (record["task"], record["rank"], record["world_size"]) == ("task2b_allreduce", rank, 3)
-        assert record["steps_per_epoch"] == math.ceil(record["examples"]["train"] / 12)
-        assert len(record["iterations"]) == STEPS
-        assert set(record["iterations"][0]["phases"]) == {"data", "forward", "backward", "communication", "optimizer"}
-        seconds = [step["seconds"] for step in record["iterations"]]
-        assert record["seconds_per_iteration"] == pytest.approx(sum(seconds[1:]) / (STEPS - 1))
-        assert all(sum(step["phases"].values()) <= step["seconds"] for step in record["iterations"])
-        assert record["config"]["seed"] == 42
-        assert set(record["versions"]) == {"python", "torch", "transformers"}
-    for rank, record in enumerate(runs["task3_ddp"]):
-        assert len(record["evaluations"]) == (1 if rank == 0 else 0)  # only the first worker keeps the metrics
-        assert record["iterations"][0]["phases"]["communication"] is None  # it cannot be separated from backward
+def means(losses: list[list[float]]) -> list[float]:
+    """The mean over the ranks, for each step."""
+    return [fmean(step) for step in zip(*losses, strict=True)]
 
 
-def test_losses_are_in_a_file_one_a_line_and_the_first_worker_prints_them_with_metric_and_mean_time(runs, folder):
-    log = (folder / "task3_ddp/log0.txt").read_text()
-
-    for rank, record in enumerate(runs["task3_ddp"]):
-        lines = (folder / f"task3_ddp/run/loss_{rank}.txt").read_text().splitlines()
-        assert [float(line) for line in lines] == [step["loss"] for step in record["iterations"]]
-    for words in ("iteration 1: loss", f"iteration {STEPS}: loss", "first losses:", "epoch 1: acc", "mean time per it"):
-        assert words in log
-
-
-def test_collectives_are_those_of_the_task(runs):
-    size = runs["task2b_allreduce"][0]["parameters"] * 4
-
-    collectives = {
-        task: {entry["name"]: entry["bytes"] for entry in records[0]["collectives"]} for task, records in runs.items()
-    }
-
-    assert collectives["task2a_gather_scatter"] == {"gather": STEPS * size, "scatter": STEPS * size * 2}
-    assert collectives["task2b_allreduce"]["all_reduce"] == STEPS * size  # and one all_gather of --check_gradients
-    assert collectives["task3_ddp"]["all_reduce"] == STEPS * size
+def must_be(records: list[dict], expected: Run) -> None:
+    """Check losses and metrics of all ranks; the first one has the metrics."""
+    for record, losses in zip(records, expected.losses, strict=True):
+        assert losses_of(record) == pytest.approx(losses, abs=1e-5)
+    evaluations = [(evaluation["epoch"], evaluation["metrics"]) for evaluation in records[0]["evaluations"]]
+    assert [epoch for epoch, _ in evaluations] == list(range(1, len(expected.metrics) + 1))
+    for (_, metrics), wanted in zip(evaluations, expected.metrics, strict=True):
+        assert metrics == pytest.approx(wanted, abs=1e-4, rel=1e-4)
+    assert all(record["evaluations"] == [] for record in records[1:])
 
 
-@pytest.mark.parametrize(("number", "hang_seconds", "words"), [
-    (signal.SIGKILL, 120, ["rank 0: lost contact", "rank 1 died (process ", "all_reduce #", "run_glue.py:"]),
-    (signal.SIGSTOP, 8, ["rank 0: no progress for 8 s (--hang_seconds)", "rank 0 waits for rank 1: rank 1 is stopped"]),
-], ids=["killed", "stopped"])  # fmt: skip
-def test_a_worker_that_is_killed_or_stopped_ends_the_other_with_a_reason(tmp_path, number, hang_seconds, words):
-    flags = ("--per_gpu_train_batch_size", 2, "--hang_seconds", hang_seconds)
-    ranks = workers.start(ROOT / "task2b_allreduce/run_glue.py", 2, tmp_path, *flags)
+# --- one worker, in this process ---
+
+
+@pytest.mark.parametrize(("task", "glue", "max_steps"), [
+    ("task1_single", "rte", 0),
+    ("task1_single", "sts-b", 9),  # of 12
+    ("task2a_gather_scatter", "sts-b", 0),
+    ("task2b_allreduce", "sts-b", 15),  # more than two epochs
+    ("task3_ddp", "sts-b", 0),
+    ("task4_traffic", "rte", 0),
+])  # fmt: skip
+def test_bert_on_one_worker_is_trained_and_evaluated_as_by_hand(tmp_path, data, task, glue, max_steps):
+    flags = ["--data_dir", data / glue, "--task_name", glue, *TINY, *BERT.words("glue"), "--max_steps", max_steps]
+    record = run(f"{task}/run_glue.py", tmp_path / "deep" / "run", *flags)
+
+    folder, reseeded = model_path("tiny", "bert"), task != "task1_single"
+    must_be([record], by_hand.train_bert(glue, folder, data / glue, BERT, reseeded=reseeded, max_steps=max_steps))
+    assert (record["steps_per_epoch"], record["examples"]) == (6, {"train": 22, "dev": 33})
+
+
+@pytest.mark.parametrize(("script", "flags"), [
+    ("task2b_allreduce", []),
+    ("task3_ddp", ["--max_steps", 3]),
+    *[("beyond", ["--strategy", name]) for name in ("overlap", "zero2", "zero3")],
+    ("pipeline", ["--model_parallel_mode", "pipeline_parallel", "--n_chunk", 5]),
+    *[pytest.param(*row, marks=pytest.mark.medium) for row in (
+        *[("beyond", ["--strategy", name]) for name in ("ring", "zero1", "tensor", "1f1b")],
+        *[("pipeline", ["--model_parallel_mode", mode]) for mode in ("none", "model_parallel")],
+        ("pipeline", ["--schedule", "gpipe", "--n_chunk", 8]),
+    )],
+])  # fmt: skip
+def test_gpt2_on_one_worker_is_trained_and_evaluated_as_by_hand(tmp_path, data, script, flags):
+    given = dataclasses.replace(GPT2, dropout=0.0) if script == "pipeline" else GPT2  # a pipe has masks of its own
+    words = ["--data_dir", data / "oscar", *TINY, *given.words("gpt2")]
+    record = run(f"{script}/run_gpt2.py", tmp_path / "run", *words, *flags)
+
+    max_steps = flags[1] if "--max_steps" in flags else 0
+    must_be([record], expected_of(script, given, max_steps=max_steps))
+
+
+def expected_of(script: str, given: Flags, **options: int) -> Run:
+    """What a run_gpt2.py computes. That of the pipeline does not evaluate."""
+    shuffled = script == "pipeline"
+    expected = by_hand.train_gpt2(model_path("tiny", "gpt2"), TEXTS, given, shuffled=shuffled, **options)
+    return dataclasses.replace(expected, metrics=[]) if shuffled else expected
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, data):
+    """The folder and the record of a run of task 1 that only trains, with a profile."""
+    folder = tmp_path_factory.mktemp("task1") / "run"
+    flags = ["--data_dir", data / "rte", *TINY, *BERT.words("glue"), "--do_train", "--profile"]
+    return folder, run("task1_single/run_glue.py", folder, *flags)
+
+
+def test_the_record_has_the_keys_of_its_description_and_numbers_that_agree(finished):
+    folder, record = finished
+    described = (ROOT / "task1_single/README.md").read_text().partition("### The record of a run")[2]
+    keys = {key for cell in re.findall(r"^\| (`.*?) \|", described, re.M) for key in re.findall(r"`(\w+)`", cell)}
+    steps, config = record["iterations"], record["config"]
+    seconds = [step["seconds"] for step in steps]
+
+    assert set(record) == keys
+    assert set(steps[0]["phases"]) == {"data", "forward", "backward", "communication", "optimizer"}
+    assert all(sum(part or 0 for part in step["phases"].values()) <= step["seconds"] for step in steps)
+    assert record["seconds_per_iteration"] == pytest.approx(sum(seconds[1:]) / (len(seconds) - 1))
+    assert [float(line) for line in (folder / "loss_0.txt").read_text().split()] == [step["loss"] for step in steps]
+    assert {name: config[name] for name in ("seed", "learning_rate", "dropout", "rank")} == {
+        "seed": 7, "learning_rate": 2e-3, "dropout": 0.25, "rank": 0
+    }  # fmt: skip
+    assert (record["task"], record["parameters"], record["collectives"]) == ("task1_single", 218_754, [])
+    assert record["evaluations"] == []  # --do_train alone
+
+
+def test_a_profile_is_one_trace_of_three_iterations(finished):
+    names = [event.get("name") for event in json.loads((finished[0] / "trace_0.json").read_text())["traceEvents"]]
+
+    assert sum(str(name).startswith("ProfilerStep#") for name in names) == 3
+
+
+def test_a_model_that_is_only_evaluated_is_epoch_0_and_scores_what_it_scores_untrained(tmp_path, data):
+    flags = ["--data_dir", data / "sts-b", "--task_name", "sts-b", *TINY, *BERT.words("glue"), "--do_eval"]
+    record = run("task2a_gather_scatter/run_glue.py", tmp_path / "run", *flags)
+
+    untrained = dataclasses.replace(BERT, learning_rate=0.0)
+    expected = by_hand.train_bert("sts-b", model_path("tiny", "bert"), data / "sts-b", untrained)
+    assert record["evaluations"] == [{"epoch": 0, "metrics": pytest.approx(expected.metrics[0], abs=1e-4)}]
+    assert record["iterations"] == []
+
+
+@pytest.mark.parametrize(("flags", "before", "after", "words"), [
+    (["--dropout", 0], "", "", "gradient: x 1.0000"),
+    (["--dropout", 0], "loss.backward()", "(2 * loss).backward()", "gradient: x 2.0000 (every parameter): the loss"),
+])  # fmt: skip
+def test_check_gradients_judges_the_first_step(tmp_path, data, flags, before, after, words):
+    script = tmp_path / "run_glue.py"
+    script.write_text((ROOT / "task2b_allreduce/run_glue.py").read_text().replace(before, after))
+    flags += ["--data_dir", data / "rte", *TINY, "--max_steps", 1, "--do_train", "--check_gradients"]
+
+    assert run(script, tmp_path / "run", *flags)["gradient"].startswith(words)
+
+
+def test_gpt2_keeps_the_gradients_of_its_first_step_for_the_course_to_compare(tmp_path, data):
+    kept = ROOT / "tests" / "model0_gradients.pth"
+    words = ["--data_dir", data / "oscar", *TINY, *GPT2.words("gpt2")]
     try:
-        log = tmp_path / "log0.txt"
-        wait_for(lambda: log.exists() and "iteration 3:" in log.read_text(), "iteration 3")
-        ranks[1].send_signal(number)
-        code = ranks[0].wait(timeout=60)
+        record = run("task2b_allreduce/run_gpt2.py", tmp_path / "run", *words, "--pytest", "True")
+        gradients = torch.load(kept)
     finally:
-        for rank in ranks:
-            rank.kill()
+        kept.unlink(missing_ok=True)
 
-    assert code == 3
-    assert [missing for missing in words if missing not in log.read_text()] == [], log.read_text()
+    expected = by_hand.train_gpt2(model_path("tiny", "gpt2"), TEXTS, GPT2, max_steps=1).gradients
+    for gradient, wanted in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(gradient, wanted)
+    assert record["iterations"] == []
+
+
+def test_the_times_of_workers_are_averaged_and_their_speeds_added():
+    names = ("training_time", "training_time_std", "tokens_per_second", "tokens_per_second_std")
+    workers_of_a_run = [dict(zip(names, numbers, strict=True)) for numbers in ((2.0, 0.2, 100.0, 3.0), (4.0, 0, 50, 4))]
+
+    assert combine(workers_of_a_run) == dict(zip(names, (3.0, 0.1, 150.0, 5.0), strict=True))
+
+
+# --- several workers, in processes of their own ---
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(("task", "count", "batch"), [("task2a_gather_scatter", 2, 4), ("task3_ddp", 3, 6)])
+def test_several_workers_train_bert_as_one_with_their_mean_gradient(tmp_path, data, task, count, batch):
+    given = dataclasses.replace(BERT, batch=batch)
+    flags = ["--data_dir", data / "sts-b", "--task_name", "sts-b", *TINY, *given.words("glue", count)]
+    records = workers.run(ROOT / task / "run_glue.py", count, tmp_path, *flags)
+
+    must_be(records, by_hand.train_bert("sts-b", model_path("tiny", "bert"), data / "sts-b", given, workers=count))
+    size = 4 * records[0]["parameters"] * len(records[0]["iterations"])
+    sent = [{entry["name"]: entry["bytes"] for entry in record["collectives"]} for record in records]
+    if task == "task3_ddp":
+        assert [bytes_by_name["all_reduce"] for bytes_by_name in sent] == [size] * 3
+    else:
+        assert sent[0] == {"gather": size, "scatter": 2 * size}  # rank 0 has a mean for each worker
+
+
+WHOLE, DATA_PARALLEL = 1, 2  # whether the ranks together take a batch, or each its part of it
+NO_DROPOUT = dataclasses.replace(GPT2, dropout=0.0)
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(("script", "count", "parts", "flags"), [
+    ("task3_ddp", 2, DATA_PARALLEL, []),
+    ("beyond", 2, WHOLE, ["--strategy", "tensor"]),
+    ("beyond", 2, WHOLE, ["--strategy", "1f1b", "--n_chunk", 4]),
+    ("pipeline", 2, WHOLE, ["--schedule", "1f1b", "--n_chunk", 8]),
+    *[pytest.param(*row, marks=pytest.mark.proof) for row in (
+        ("beyond", 2, DATA_PARALLEL, ["--strategy", "ring"]),
+        ("beyond", 2, DATA_PARALLEL, ["--strategy", "overlap", "--bucket_mb", 0.1]),
+        ("beyond", 2, DATA_PARALLEL, ["--strategy", "zero1"]),
+        ("beyond", 2, DATA_PARALLEL, ["--strategy", "zero3"]),
+        ("beyond", 4, WHOLE, ["--strategy", "1f1b", "--n_chunk", 2, "--schedule", "gpipe"]),
+        ("beyond", 4, DATA_PARALLEL, ["--strategy", "grid"]),
+        ("beyond", 4, DATA_PARALLEL, ["--strategy", "grid", "--grid", "pipeline=2,data=2"]),
+        ("beyond", 4, WHOLE, ["--strategy", "grid", "--grid", "pipeline=2,tensor=2"]),
+        ("pipeline", 2, WHOLE, ["--schedule", "gpipe", "--n_chunk", 8]),
+        ("pipeline", 2, WHOLE, ["--schedule", "interleaved", "--n_chunk", 8]),
+    )],
+])  # fmt: skip
+def test_several_workers_train_gpt2_as_one(tmp_path, data, script, count, parts, flags):
+    given = GPT2 if count == parts else NO_DROPOUT  # ranks that share a model share or split masks
+    words = ["--data_dir", data / "oscar", *TINY, *given.words("gpt2")]
+    records = workers.run(ROOT / script / "run_gpt2.py", count, tmp_path, *words, *flags)
+
+    has_stages = script == "beyond" and bool({"1f1b", "pipeline=2,data=2", "pipeline=2,tensor=2"} & {*flags})
+    expected = expected_of(script, given, workers=parts, whole=has_stages)
+    assert means([losses_of(record) for record in records]) == pytest.approx(means(expected.losses), abs=2e-5)
+    must_be(records[:1], dataclasses.replace(expected, losses=[losses_of(records[0])]))
 
 
 @pytest.mark.proof
-def test_gpt2_starts_its_own_workers_and_agrees_with_ddp(tmp_path):
-    flags = ("--dropout", "0", "--max_steps", "3", "--batch_size", "8")
-    command = [sys.executable, "task2b_allreduce/run_gpt2.py", "--world_size", "2", "--master_port", str(free_port())]
-    command += ["--output_dir", str(tmp_path), "--overwrite_output_dir", *flags]
+def test_task_2b_starts_its_own_workers(tmp_path, data):
+    words = ["--data_dir", data / "oscar", *TINY, *GPT2.words("gpt2"), "--world_size", 2, "--master_port", free_port()]
+    command = [sys.executable, "task2b_allreduce/run_gpt2.py", *map(str, words), "--output_dir", str(tmp_path / "run")]
 
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
 
     assert done.returncode == 0, done.stderr
-    by_hand = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
-    with_ddp = workers.run(ROOT / "task3_ddp/run_gpt2.py", 2, tmp_path / "ddp", *flags)
-    assert mean_losses(by_hand) == pytest.approx(mean_losses(with_ddp), abs=1e-5)
+    records = [json.loads((tmp_path / f"run/rank{rank}.json").read_text()) for rank in range(2)]
+    must_be(records, by_hand.train_gpt2(model_path("tiny", "gpt2"), TEXTS, GPT2, workers=2))
     assert "submit_figures/ is not changed" in done.stdout  # the figures are those of runs without --output_dir
-
-
-ONE_WORKER = """
-import sys
-from common.arguments import parse_gpt2_arguments
-from common.paths import import_file
-script, rank = import_file(sys.argv.pop(1), "run_gpt2"), int(sys.argv.pop(1))
-script.run_worker(rank, parse_gpt2_arguments("task2b_allreduce", world_size=2))
-"""
-
-
-def test_gpt2_keeps_every_workers_gradients_for_the_course_to_compare(tmp_path):
-    kept = [ROOT / "tests" / f"model{rank}_gradients.pth" for rank in range(2)]
-    (tmp_path / "one.py").write_text(ONE_WORKER)
-    words = ["--pytest", "True", "--n_epochs", 1, "--world_size", 2, "--batch_size", 8]
-    words += ["--master_port", free_port(), "--output_dir", tmp_path / "run"]
-    script = ROOT / "task2b_allreduce/run_gpt2.py"
-    try:
-        ranks = [Script(tmp_path / "one.py", (script, rank, *words), tmp_path / f"log{rank}") for rank in (0, 1)]
-        assert workers.wait(ranks) == [0, 0], (tmp_path / "log0").read_text()
-        first, second = (torch.load(path) for path in kept)
-    finally:
-        for path in kept:
-            path.unlink(missing_ok=True)
-
-    assert any(gradient.abs().sum() > 0 for gradient in first)
-    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-
-
-def test_a_profile_is_one_trace_however_long_the_run(tmp_path):
-    workers.run(ROOT / "task1_single/run_glue.py", 1, tmp_path, "--max_steps", 12, "--profile")
-
-    log = (tmp_path / "log0.txt").read_text()
-    assert log.count("trace of 3 iterations") == 1
-    assert log.count("Self CPU time total") == 1
-    assert json.loads((tmp_path / "run/trace_0.json").read_text())["traceEvents"]
-    assert "bert.embeddings.word_embeddings.weight" in log

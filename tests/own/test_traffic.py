@@ -1,37 +1,151 @@
-"""task4_traffic beside its lesson: counters, files of dstat and dool, the record's windows, the comparison."""
+"""task4_traffic beside its lesson: a run of two workers and its comparison, counters, files of dstat and dool."""
 
 import argparse
 import json
 import os
-import shutil
-import time
+import re
 from dataclasses import replace
 from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 
-import psutil
 import pytest
-import torch
 
 from common.errors import InputError
 from common.flags import link_rate
+from common.models.load import model_path
 from common.paths import ROOT
-from task4_traffic import compare, expected
-from task4_traffic.compare import (
-    check_comparable,
-    extrapolations,
-    observed_by_dstat,
-    predictions,
-    ratios,
-    read_run,
-    volume,
-)
+from task4_traffic import compare, counters, expected
+from task4_traffic.compare import check_comparable, extrapolations, read_run, volume
 from task4_traffic.counters import HEAD, Counter, Sample, rates, read_counters, read_kernel
-from task4_traffic.dstat import read_dstat, split_runs
-from task4_traffic.traffic import PACKET_HEADER, TRIALS, TrafficRecord, plain
-from tests.own.started_processes import wait_for
-from tests.own.workers import run
+from task4_traffic.dstat import read_dstat
+from tests.own import by_hand, workers
+from tests.own.one_process import command
+
+# --- a run of two workers with real gloo, on the loopback interface ---
+
+FLAGS = replace(by_hand.Flags(), dropout=0.3)
+STEPS, EPOCHS = 6, 2
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    made = tmp_path_factory.mktemp("task4")
+    data = by_hand.write_glue(made / "data", "rte", train=22, dev=33)
+    flags = ["--data_dir", data, "--model_name_or_path", "tiny", *FLAGS.words("glue", 2), "--link_rate", "8mbit"]
+    workers.run(ROOT / "task4_traffic/run_glue.py", 2, made, *flags)
+    return made / "run"
+
+
+@pytest.mark.real
+def test_two_workers_train_as_one_with_their_mean_gradient(folder):
+    with command("pytest"):
+        run = by_hand.train_bert("rte", model_path("tiny", "bert"), folder.parent / "data", FLAGS, workers=2)
+    for rank, losses in enumerate(run.losses):
+        assert [float(line) for line in (folder / f"loss_{rank}.txt").read_text().split()] == pytest.approx(losses)
+
+
+@pytest.mark.real
+def test_a_run_keeps_its_tensors_and_a_window_for_each_epoch_with_what_the_interface_counted(folder):
+    for rank in range(2):
+        traffic = json.loads((folder / f"traffic_{rank}.json").read_text())
+        (group,) = traffic["sent"]
+        assert (group["iterations"], traffic["interface"]) == (STEPS * EPOCHS, "lo")
+        assert len(group["tensors"]) == traffic["framing"]["messages"] == 41
+        assert [window["iterations"] for window in traffic["windows"]] == [STEPS] * EPOCHS
+        at = {sample.event: sample for sample in read_counters(folder / f"counters_{rank}.csv")}
+        for number, window in enumerate(traffic["windows"], start=1):
+            begin, end = at[f"window {number} begins"], at[f"window {number} ends"]
+            assert (window["sent"], window["received"]) == (end.sent - begin.sent, end.received - begin.received)
+            assert begin.time < at[f"iteration {number * STEPS}"].time < end.time
+    assert not list(folder.glob("*.part"))
+
+
+@pytest.mark.real
+def test_a_comparison_prints_bytes_of_all_workers_on_loopback_ratios_and_times_and_draws_both_plots(
+    folder, tmp_path, capsys
+):
+    record, traffic = (json.loads((folder / name).read_text()) for name in ("rank0.json", "traffic_0.json"))
+    size = 4 * record["parameters"]  # fp32
+    window = traffic["windows"][0]
+    rows = [
+        f"{window['begin'] - 1 + n:.3f},800,80" for n in range(int(traffic["windows"][1]["end"] - window["begin"]) + 4)
+    ]
+    (tmp_path / "t.csv").write_text(
+        "\n".join([*DOOL.splitlines()[:3], '"epoch","net/eth1",', '"epoch","recv","send"', *rows])
+    )
+    with command("compare.py", folder, "--output", tmp_path, "--dstat", tmp_path / "t.csv", "--interface", "eth1"):
+        compare.main()
+
+    output = capsys.readouterr().out
+    row = [cell.replace(",", "") for cell in output.splitlines()[3].split()]
+    observed = sum(w["sent"] for w in traffic["windows"]) / (STEPS * EPOCHS)  # in an iteration
+    expected_bytes = 2 * size  # 2 (N-1)/N of S for each of two workers
+    framing = traffic["framing"]["sent"]
+    assert row[:5] == ["4", "fp32", "41", f"{size}", f"{STEPS}"]
+    assert [int(cell) for cell in row[5:8]] == [STEPS * expected_bytes, round(STEPS * framing), round(STEPS * observed)]
+    ratios = [observed / expected_bytes, observed / (expected_bytes + framing)]
+    assert [float(cell) for cell in row[8:]] == pytest.approx(ratios, abs=1e-4)
+    measured = [step["phases"]["communication"] for step in record["iterations"][1:]]
+    assert f"at least {size / 1e6:.4f} s predicted" in output  # one worker's S at a megabyte per second
+    assert f"{sum(measured) / len(measured):.4f} s measured" in output
+    seconds = sum(w["end"] - w["begin"] for w in traffic["windows"])
+    counted = re.search(r"t\.csv: ([\d,]+) bytes sent and ([\d,]+) received", output)
+    assert [int(cell.replace(",", "")) for cell in counted.groups()] == pytest.approx(
+        [10 * seconds, 100 * seconds], abs=1
+    )
+    for name in ("over_time", "per_epoch"):
+        assert (tmp_path / f"traffic_{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.real
+def test_a_run_that_cannot_be_compared_is_refused_and_a_short_one_extrapolated(folder, tmp_path):
+    run = read_run(folder)
+    assert extrapolations([run]) == ""
+    assert extrapolations([replace(run, steps_per_epoch=20)]).endswith("an epoch of 20 iterations, 12 were observed")
+    for change, words in (
+        ({"world_size": 4}, "run has 2, b has 4"),
+        ({"interface": "eth0"}, r"b counts rank 0 \(eth0"),
+    ):
+        with pytest.raises(InputError, match=words):
+            check_comparable([run, replace(run, name="b", **change)])
+    with pytest.raises(InputError, match=r"expected rank0.json of a run of task4_traffic"):
+        read_run(tmp_path)
+
+
+# --- what is expected ---
+
+
+def test_the_table_of_expected_traffic_multiplies_an_iteration_by_those_of_an_epoch(capsys):
+    words = ["--world_size", 4, "--examples", 100, "--grad_dtype", "bf16", "--rate", "8mbit"]
+    with command("expected.py", *words):
+        expected.main()
+
+    lines = capsys.readouterr().out.splitlines()
+    rows = [line.replace(",", "").split() for line in lines]
+    size = 2 * 218_754
+    # 100 examples, padded, are 25 on each of 4 workers: 7 batches of 4. The ring sends 2 (N-1)/N S.
+    for batch, steps in (("16", 7), ("64", 2)):
+        assert [batch, f"{steps}", "all_reduce", "any", f"{1.5 * size:.0f}", f"{1.5 * size * steps:.0f}"] in rows
+        assert [batch, f"{steps}", "gather", "+", "scatter", "0", f"{3 * size}", f"{3 * size * steps}"] in rows
+        assert [batch, f"{steps}", "gather", "+", "scatter", "others", f"{size}", f"{size * steps}"] in rows
+    assert f"  {'all_reduce':<17} {1.5 * size / 1e6:.4f} s" in "\n".join(lines)
+    assert f"  {'gather + scatter':<17} {2 * 3 * size / 1e6:.4f} s" in "\n".join(lines)
+
+
+@pytest.mark.parametrize(("text", "bits"), [
+    ("1gbit", 1e9), ("100Mbit", 1e8), ("2.5gbit", 2.5e9), ("56kbit", 5.6e4), ("800bit", 800),
+    *[(wrong, None) for wrong in ("fast", "1", "gbit", "-1gbit", "0mbit", "nangbit")],
+])  # fmt: skip
+def test_a_rate_is_read_in_the_words_of_tc_and_nothing_else_is_one(text, bits):
+    if bits is None:
+        with pytest.raises(argparse.ArgumentTypeError, match="expected a rate such as 1gbit"):
+            link_rate(text)
+    else:
+        assert link_rate(text) == bits
+
+
+# --- the kernel's counters ---
 
 KERNEL_TEXT = """Inter-|   Receive             |  Transmit
  face |bytes packets errs drop fifo frame compressed multicast|bytes packets errs drop fifo colls carrier compressed
@@ -45,63 +159,48 @@ def kernel_file(path: Path, received: int, sent: int) -> Path:
     return path
 
 
-# --------------------------------------------------------------------------------------- the kernel's counters
-
-
-def test_interfaces_are_read_also_without_a_blank_after_the_colon():
+def test_interfaces_are_read_also_without_a_blank_after_the_colon(tmp_path):
     counted = read_kernel(KERNEL_TEXT.format(received=5_000_000_000, sent=6))
 
     assert counted == {"lo": (100, 100, 2, 2), "eth0": (5_000_000_000, 6, 7, 8)}
+    with pytest.raises(InputError, match="expected one of eth0, lo; got 'eth7'"):
+        Counter("eth7", tmp_path / "c.csv", kernel=kernel_file(tmp_path / "dev", 1, 1))
 
 
 def test_a_mark_is_in_the_file_at_once_and_a_file_cut_off_in_a_line_is_read(tmp_path):
     kernel = kernel_file(tmp_path / "dev", 10, 20)
     counter = Counter("eth0", tmp_path / "c.csv", kernel=kernel, per_second=0.001)
     kernel_file(kernel, 40, 70)
-
     counter.mark("window 1 begins")
 
     whole = read_counters(tmp_path / "c.csv")
     counter.stop()
     assert [(row.received, row.sent, row.event) for row in whole] == [(10, 20, "start"), (40, 70, "window 1 begins")]
     text = (tmp_path / "c.csv").read_text()
+    assert tuple(text.splitlines()[0].split(",")) == HEAD
     (tmp_path / "cut.csv").write_text(text[: text.rindex(",") - 4])
     assert len(read_counters(tmp_path / "cut.csv")) == 2
 
 
-def test_an_interface_that_is_not_there_is_named_with_those_that_are(tmp_path):
-    with pytest.raises(InputError, match="expected one of eth0, lo; got 'eth7'"):
-        Counter("eth7", tmp_path / "c.csv", kernel=kernel_file(tmp_path / "dev", 1, 1))
+def test_the_command_counts_some_readings_in_a_tenth_of_a_second_each(tmp_path, capsys):
+    with command("counters.py", "--interface", "lo", "--seconds", 0.35, "--output", tmp_path / "c.csv"):
+        counters.main()
+
+    samples = read_counters(tmp_path / "c.csv")
+    assert [samples[0].event, samples[-1].event] == ["start", "stop"]
+    assert all(later.time - sample.time >= 0.09 for sample, later in pairwise(samples[:-1]))
+    assert f"lo: {samples[-1].received - samples[0].received:,} bytes received" in capsys.readouterr().out
 
 
-@pytest.mark.medium
-def test_readings_come_ten_times_a_second_and_cost_under_a_hundredth_of_a_core(tmp_path):
-    begin = time.monotonic()
-    counter = Counter("eth0", tmp_path / "c.csv", kernel=kernel_file(tmp_path / "dev", 1, 1))
-    wait_for(lambda: len(counter.samples) > 10, "ten readings")
-    # The counter's own thread: other threads of this process, of tests before this one, are not its cost.
-    times = {thread.id: thread.user_time + thread.system_time for thread in psutil.Process().threads()}
-    cores = times[counter._thread.native_id] / (time.monotonic() - begin)
-    counter.stop()
-
-    gaps = [b.time - a.time for a, b in zip(counter.samples, counter.samples[1:], strict=False)]
-    assert sorted(gaps)[len(gaps) // 2] >= 0.09  # not more often; under load it may be later
-    assert cores < 0.05
-
-
-def test_a_volume_between_readings_is_interpolated():
+def test_a_volume_is_interpolated_and_a_mark_beside_a_reading_makes_no_peak():
     samples = [Sample(10.0, 0, 0), Sample(11.0, 100, 200), Sample(12.0, 100, 600)]
-
     assert volume(samples, 10.5, 11.5) == (50.0, 300.0)
 
-
-def test_a_mark_beside_a_regular_reading_makes_no_peak():
-    samples = [Sample(0.0, 0, 0), Sample(0.1, 0, 100), Sample(0.1001, 0, 200), Sample(0.2, 0, 300)]
-
-    assert [round(sent) for _, _, sent in rates(samples)] == [1000, 2000]
+    samples = [Sample(0.0, 0, 0), Sample(0.1, 10, 100), Sample(0.1001, 10, 200), Sample(0.2, 30, 300)]
+    assert [tuple(map(round, point[1:])) for point in rates(samples)] == [(100, 1000), (200, 2000)]
 
 
-# ---------------------------------------------------------------------------------- files of dstat and dool
+# --- files of dstat and dool ---
 
 DSTAT = """"Dstat 0.7.{minor} CSV output"
 "Author:","A. Nobody",,,,"URL:","http://example.org/"
@@ -110,62 +209,9 @@ DSTAT = """"Dstat 0.7.{minor} CSV output"
 {blank}"system","net/eth1",,"net/total",
 "{clock}","recv","send","recv","send"
 """
-
-
-def dstat_file(path: Path, rows: list[str], minor: int = 4, delay: str = "1", clock: str = "time") -> Path:
-    head = DSTAT.format(minor=minor, delay=delay, clock=clock, blank="\n" if minor < 3 else "")
-    path.write_text(head + "\n".join(rows) + "\n")
-    return path
-
-
-def moved(samples: list[Sample]) -> tuple[int, int, float]:
-    return samples[-1].received, samples[-1].sent, samples[-1].time - samples[0].time
-
-
-FIRST, SECOND = "31-12 23:59:58", "31-12 23:59:59"
-FILES = {  # the rows, of which the first is not of this run; what is unusual; the interface; received, sent, seconds
-    "rates are added up over their seconds": (
-        [f"{FIRST},99999,99999,1,1", f"{SECOND},100,10,101,11", "01-01 00:00:00,200.500,20,201,21"],
-        {}, "eth1", (300, 30, 2.0),
-    ),
-    "a delay of two seconds doubles each row": (
-        [f"{FIRST},0,0,0,0", "01-01 00:00:00,100,10,1,1", "01-01 00:00:02,100,10,1,1"],
-        {"delay": "2"}, "eth1", (400, 40, 4.0),
-    ),
-    "an old version with a blank line and a number of rows": (
-        [f"{FIRST},0,0,0,0", f"{SECOND},100,10,7,8"], {"minor": 2, "delay": "1 60"}, "total", (7, 8, 1.0),
-    ),
-    "a clock that skips a second and repeats the next": (
-        [f"17000000{second},100,10,1,1" for second in (50, 51, 53, 53)], {"clock": "epoch"}, "eth1", (300, 30, 3.0),
-    ),
-    "rows that are missing are seen by the clock": (
-        ["1700000050,0,0,0,0", "1700000055,100,10,1,1"], {"clock": "epoch"}, "eth1", (500, 50, 5.0),
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_a_file_of_dstat_is_read_as_bytes_and_seconds(tmp_path, name):
-    rows, options, interface, expected = FILES[name]
-
-    (run_,) = read_dstat(dstat_file(tmp_path / "t.csv", rows, **options), interface)
-
-    assert moved(run_) == expected
-
-
-def test_appended_runs_are_kept_apart_and_a_row_cut_off_is_left_out(tmp_path):
-    first = dstat_file(tmp_path / "a", ["31-12 23:59:58,0,0,0,0", "31-12 23:59:59,100,10,1,1"]).read_text()
-    second = dstat_file(tmp_path / "b", ["31-12 23:59:58,0,0,0,0", "31-12 23:59:59,5,6,1,1", "01-01 00:0"]).read_text()
-    (tmp_path / "t.csv").write_text(first + second)
-
-    runs = read_dstat(tmp_path / "t.csv", "eth1")
-
-    assert [moved(run_)[:2] for run_ in runs] == [(100, 10), (5, 6)]
-
-
 DOOL = """"dool 1.3.1 CSV output"
 "Host:","node0",,,,"User:","student"
-"Cmdline:","dool --net -N eth1 {flags}--output t.csv 1",,,,"Date:","31 Dec 2025 23:59:58 UTC"
+"Cmdline:","dool --epoch --net -N eth1 {flags}--bytes --output t.csv 1",,,,"Date:","31 Dec 2025 23:59:58 UTC"
 "net/eth1",
 "net/eth1:recv","net/eth1:send"
 0,0
@@ -174,15 +220,42 @@ DOOL = """"dool 1.3.1 CSV output"
 """
 
 
-@pytest.mark.parametrize(("flags", "received"), [("", 200), ("--bytes ", 1600)])
-def test_dool_writes_bits_unless_told_otherwise_and_needs_no_time_column(tmp_path, flags, received):
-    (tmp_path / "t.csv").write_text(DOOL.format(flags=flags))
+def dstat_text(rows: list[str], minor: int = 4, delay: str = "1", clock: str = "time") -> str:
+    head = DSTAT.format(minor=minor, delay=delay, clock=clock, blank="\n" if minor < 3 else "")
+    return head + "\n".join(rows) + "\n"
 
-    (run_,) = read_dstat(tmp_path / "t.csv", "eth1")
 
-    assert moved(run_) == (received, received // 10, 2.0)
-    shown = datetime.fromtimestamp(run_[0].time)
-    assert (shown.year, shown.month, shown.second) == (2025, 12, 58)
+NEW_YEAR = ["31-12 23:59:58,99999,99999,1,1", "31-12 23:59:59,100,10,101,11", "01-01 00:00:00,200.25,20,201,21"]
+MISSING = ["1700000050,0,0,0,0", "1700000055,100,10,1,1"]
+FILES = {  # the text, of which the first row is not of this run; the interface; (received, sent, seconds) of each run
+    "rates are added up over their seconds": (dstat_text(NEW_YEAR), "eth1", [(300, 30, 2.0)]),
+    "a delay of two seconds doubles each row": (dstat_text(NEW_YEAR, delay="2"), "eth1", [(600, 60, 4.0)]),
+    "an old version with a number of rows": (dstat_text(NEW_YEAR, 2, "1 60"), "total", [(302, 32, 2.0)]),
+    "a clock that skips a second and repeats the next": (
+        dstat_text([f"17000000{second},100,10,1,1" for second in (50, 51, 53, 53)], clock="epoch"),
+        "eth1", [(300, 30, 3.0)],
+    ),
+    "rows that are missing are seen by the clock": (dstat_text(MISSING, clock="epoch"), "eth1", [(500, 50, 5.0)]),
+    "two runs, of which the second was cut off": (
+        dstat_text(NEW_YEAR[:2]) + dstat_text([*NEW_YEAR[:2], "01-01 00:0"]), "eth1", [(100, 10, 1.0), (100, 10, 1.0)],
+    ),
+    "dool writes bits": (DOOL.replace("--bytes ", "").format(flags=""), "eth1", [(200, 20, 2.0)]),
+    "dool writes bytes if it is told to": (DOOL.format(flags=""), "eth1", [(1600, 160, 2.0)]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_of_dstat_or_dool_is_read_as_bytes_and_seconds(tmp_path, name):
+    text, interface, expected_runs = FILES[name]
+    (tmp_path / "t.csv").write_text(text)
+
+    runs = read_dstat(tmp_path / "t.csv", interface)
+
+    got = [(run[-1].received, run[-1].sent, run[-1].time - run[0].time) for run in runs]
+    assert got == expected_runs
+    if "clock" not in name:
+        shown = datetime.fromtimestamp(runs[0][0].time)
+        assert (shown.year, shown.month, shown.second) == (2025, 12, 58)
 
 
 def test_an_interface_without_a_column_and_a_file_of_something_else_are_said(tmp_path):
@@ -195,205 +268,21 @@ def test_an_interface_without_a_column_and_a_file_of_something_else_are_said(tmp
         read_dstat(tmp_path / "x.csv")
 
 
+@pytest.mark.parametrize(("begin", "end"), [(-1, 1), (1, 3)])
+def test_a_training_that_began_before_dstat_or_ended_after_it_is_refused(tmp_path, begin, end):
+    (tmp_path / "t.csv").write_text(dstat_text([f"{second},0,0,800,80" for second in range(3)], clock="epoch"))
+    (tmp_path / "traffic_0.json").write_text(json.dumps({"windows": [{"begin": begin, "end": end, "sent": 80}]}))
+
+    with pytest.raises(InputError, match="no run in this file covers the training"):
+        compare.observed_by_dstat(tmp_path / "t.csv", "eth1", tmp_path, 0)
+
+
 def test_real_files_are_read_whole():
     files = sorted(Path(os.environ.get("COS598D_DATA", "/nowhere"), "dstat").glob("*.csv"))
     if not files:
         pytest.skip("COS598D_DATA names no folder with real files of dstat and dool")
-
     for file in files:
-        (only,) = split_runs(file.read_text())
-        (run_,) = read_dstat(file, "total")
-        assert len(only.rows) == len(file.read_text().splitlines()) - 6
-        assert run_[-1].time - run_[0].time == pytest.approx(len(run_) - 1, abs=1.5)
-        assert run_[-1].sent > 0
-
-
-# ------------------------------------------------------------------------------------- record and comparison
-
-
-def test_an_entry_may_hold_a_shape_and_a_dtype_as_a_tensor_gives_them():
-    tensor = torch.zeros(2, 3)
-    entry = {"shape": tensor.shape, "dtype": tensor.dtype, "elements": tensor.numel(), "bytes": torch.tensor(24)}
-
-    kept = json.loads(json.dumps(plain(entry)))
-
-    assert kept == {"shape": [2, 3], "dtype": "torch.float32", "elements": 6, "bytes": 24}
-
-
-@pytest.fixture
-def record():
-    """A record that has no workers and no interface: what it keeps and computes, without the calls of a run."""
-    made = object.__new__(TrafficRecord)
-    made._groups, made._iterations, made.losses, made._phases, made._profiler = [], [], [], {}, None
-    made._counter = SimpleNamespace(mark=lambda event: None)
-    made.collectives = SimpleNamespace(drain_before_it_overflows=lambda: None)
-    made.worker = SimpleNamespace(device=torch.device("cpu"))
-    return made
-
-
-def sent(*sizes: int) -> list[dict]:
-    return [{"shape": [n], "dtype": "torch.float32", "elements": n, "bytes": 4 * n} for n in sizes]
-
-
-def test_iterations_in_a_row_are_one_group_only_if_they_sent_the_same_tensors(record):
-    for tensors in (sent(3, 5), sent(3, 5), sent(8), sent(3, 5)):
-        record.sent = tensors
-        record._finish_iteration(0.1)
-
-    assert [(group["iterations"], group["tensors"]) for group in record._groups] == [
-        (2, sent(3, 5)), (1, sent(8)), (1, sent(3, 5))
-    ]  # fmt: skip
-
-
-def test_framing_is_what_many_messages_cost_more_than_one_and_the_packet_headers_of_the_one(record, monkeypatch):
-    record._groups = [{"iterations": 1, "tensors": sent(3, 5)}]
-    # 32 bytes of payload: with 3 packets for two messages, and 2 packets for one
-    many = {"sent": 300.0, "received": 330.0, "sent_packets": 3, "received_packets": 30}
-    one = {"sent": 200.0, "received": 210.0, "sent_packets": 2, "received_packets": 20}
-    monkeypatch.setattr("torch.distributed.broadcast_object_list", lambda *_, **__: None)
-    monkeypatch.setattr("task4_traffic.traffic.CALIBRATION_BYTES", 32 * TRIALS)  # one repetition in each trial
-    record._measure = lambda tensors, times: many if len(tensors) == 2 else one
-
-    assert record._calibrate() == {
-        "sent": 100 + 2 * PACKET_HEADER, "received": 120 + 20 * PACKET_HEADER, "messages": 2
-    }  # fmt: skip
-
-
-def test_a_calibration_sends_every_tensor_as_often_as_it_is_repeated(record, monkeypatch):
-    sent_sizes = []
-    record._counter = SimpleNamespace(mark=lambda event: Sample(0.0, 0, 0, 0, 0))
-    record.worker.pulse = SimpleNamespace(beat=lambda: None)
-    monkeypatch.setattr("torch.distributed.barrier", lambda: None)
-    monkeypatch.setattr("task4_traffic.traffic.all_reduce", lambda tensor: sent_sizes.append(len(tensor)))
-
-    record._measure([torch.zeros(3), torch.zeros(5)], times=2)
-
-    assert sent_sizes == [3, 5, 3, 5]
-
-
-def test_the_table_of_expected_traffic_multiplies_an_iteration_by_those_of_an_epoch():
-    rows = [line.split() for line in expected.table(size=1000, world_size=4, examples=100).splitlines()[1:]]
-
-    # 100 examples, padded, are 25 on each of 4 workers: 7 batches of 4. The ring sends 2 (N-1)/N S.
-    assert ["16", "7", "all_reduce", "any", "1,500", "10,500"] in rows
-    assert ["64", "2", "all_reduce", "any", "1,500", "3,000"] in rows
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A real run on two workers here, which send their gradients in half precision."""
-    made = tmp_path_factory.mktemp("bf16")
-    flags = ["--do_train", "--max_steps", 4, "--per_gpu_train_batch_size", 8, "--grad_dtype", "bf16"]
-    run(ROOT / "task4_traffic/run_glue.py", 2, made, *flags)
-    return made / "run"
-
-
-@pytest.mark.medium
-def test_a_run_keeps_its_tensors_its_window_and_its_framing(folder):
-    traffic = json.loads((folder / "traffic_1.json").read_text())
-
-    assert [window["iterations"] for window in traffic["windows"]] == [4]
-    assert [group["iterations"] for group in traffic["sent"]] == [4]
-    assert len(traffic["sent"][0]["tensors"]) == traffic["framing"]["messages"] == 41
-    header = (folder / "counters_1.csv").read_text().splitlines()[0]
-    assert tuple(header.split(",")) == HEAD
-    assert not list(folder.glob("*.part"))
-
-
-@pytest.mark.medium
-def test_on_the_loopback_interface_the_sum_over_all_workers_is_expected_in_the_precision_of_the_run(folder):
-    run_ = read_run(folder)
-
-    assert run_.tensor_bytes == 2 * json.loads((folder / "rank0.json").read_text())["parameters"]
-    assert run_.expected.sent == 2 * run_.tensor_bytes  # 2(N-1)/N S, twice
-    assert run_.epoch.sent == run_.expected.sent * run_.steps_per_epoch
-    assert ratios(run_)[0] > 1  # how much more depends on what else uses lo at the same time
-
-
-@pytest.mark.medium
-def test_the_prediction_is_the_payload_of_one_worker_at_the_rate_of_its_link(folder, tmp_path):
-    shutil.copytree(folder, tmp_path / "run")
-    record = json.loads((tmp_path / "run/rank0.json").read_text())
-    record["config"]["link_rate"] = 8e6  # a megabyte per second
-    (tmp_path / "run/rank0.json").write_text(json.dumps(record))
-
-    run_ = read_run(tmp_path / "run")
-
-    assert run_.predicted == pytest.approx(run_.tensor_bytes / 1e6)  # 2(N-1)/N S, with two workers
-    assert run_.communication and f"at least {run_.predicted:.4f} s predicted" in predictions([run_])
-    assert read_run(folder).predicted is None and predictions([read_run(folder)]) == ""
-
-
-@pytest.mark.parametrize(
-    ("text", "bits"), [("1gbit", 1e9), ("100Mbit", 1e8), ("2.5gbit", 2.5e9), ("56kbit", 5.6e4), ("800bit", 800)]
-)
-def test_a_rate_is_read_in_the_words_of_tc(text, bits):
-    assert link_rate(text) == bits
-
-
-@pytest.mark.parametrize("text", ["fast", "1", "gbit", "-1gbit", "0mbit", "nangbit", "infgbit"])
-def test_what_is_no_rate_is_refused(text):
-    with pytest.raises(argparse.ArgumentTypeError, match="expected a rate such as 1gbit"):
-        link_rate(text)
-
-
-@pytest.mark.medium
-def test_a_comparison_prints_a_row_for_the_run_and_writes_both_plots(folder, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["compare.py", str(folder), "--output", str(tmp_path)])
-    compare.main()
-
-    heads, row = (line.split() for line in capsys.readouterr().out.splitlines()[2:4])
-    assert heads[:4] == ["batch", "dtype", "tensors", "S"]
-    assert row[:3] == ["16", "bf16", "41"]
-    plots = (tmp_path / f"traffic_{name}.png" for name in ("over_time", "per_epoch"))
-    assert all(plot.read_bytes().startswith(b"\x89PNG") for plot in plots)
-
-
-@pytest.mark.medium
-def test_dstat_is_compared_with_the_kernel_in_the_same_window(folder, tmp_path):
-    (window,) = json.loads((folder / "traffic_0.json").read_text())["windows"]
-    rows = [f"{window['begin'] - 1 + n:.3f},800,80" for n in range(int(window["end"] - window["begin"]) + 4)]
-    head = DOOL.format(flags="--epoch ").splitlines()[:3]
-    text = [*head, '"epoch","net/eth1",', '"epoch","net/eth1:recv","net/eth1:send"', *rows]
-    (tmp_path / "t.csv").write_text("\n".join(text) + "\n")
-
-    words = observed_by_dstat(tmp_path / "t.csv", "eth1", folder, 0)
-
-    seconds = window["end"] - window["begin"]
-    assert f"{10 * seconds:,.0f} bytes sent and {100 * seconds:,.0f} received" in words
-
-
-@pytest.mark.parametrize(("begin", "end"), [(-1, 1), (1, 3)])
-def test_a_training_that_began_before_dstat_or_ended_after_it_is_refused(tmp_path, begin, end):
-    file = dstat_file(tmp_path / "t.csv", [f"{second},0,0,800,80" for second in range(3)], clock="epoch")
-    window = {"begin": begin, "end": end, "sent": 80}
-    (tmp_path / "traffic_0.json").write_text(json.dumps({"windows": [window]}))
-
-    with pytest.raises(InputError, match="no run in this file covers the training"):
-        observed_by_dstat(file, "eth1", tmp_path, 0)
-
-
-@pytest.mark.medium
-def test_a_table_of_epochs_says_what_was_extrapolated(folder):
-    run_ = read_run(folder)
-
-    note = f"batch 16: extrapolated to an epoch of {run_.steps_per_epoch} iterations, 4 were observed"
-    assert extrapolations([run_]) == note
-    assert extrapolations([replace(run_, steps_per_epoch=4)]) == ""
-
-
-@pytest.mark.medium
-def test_runs_of_different_world_sizes_or_interfaces_are_not_compared(folder):
-    run_ = read_run(folder)
-
-    for change, words in (
-        ({"world_size": 4}, "run has 2, b has 4"),
-        ({"interface": "eth0"}, r"b counts rank 0 \(eth0"),
-    ):
-        with pytest.raises(InputError, match=words):
-            check_comparable([run_, replace(run_, name="b", **change)])
-
-
-def test_a_folder_of_another_task_is_refused(tmp_path):
-    with pytest.raises(InputError, match=r"expected rank0.json of a run of task4_traffic"):
-        read_run(tmp_path)
+        (run,) = read_dstat(file, "total")
+        assert len(run) == len(file.read_text().splitlines()) - 6
+        assert run[-1].time - run[0].time == pytest.approx(len(run) - 1, abs=1.5)
+        assert run[-1].sent > 0
