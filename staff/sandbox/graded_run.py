@@ -24,6 +24,7 @@ bubblewrap, nsjail and systemd-run isolate a program that they start. Ranks are 
 torch; a program of its own would cost each rank 5 s.
 """
 
+import contextlib
 import functools
 import json
 import os
@@ -42,6 +43,7 @@ from common.paths import ROOT, cache_dir
 from course.table import load_course
 from grader.ranks.thread_times import kernel_counts
 from staff.sandbox import kernel, landlock, seccomp
+from staff.sandbox.readable import readable
 
 CONFINING = ("user", "landlock", "seccomp", "network", "scratch", "limits", "memory")
 OF_STAFF = ("staff", "docs", "tests/own", ".git")  # beside the files that hold solutions
@@ -155,7 +157,8 @@ def probe() -> dict[str, Any]:
         "memory": True,
         "threads": kernel_counts(),
     }
-    held["files"] = "landlock" if held["landlock"] else "modes" if root and not open_secrets() else "open"
+    closed = held["landlock"] and _in_child(_try_to_read_secrets)
+    held["files"] = "landlock" if closed else "modes" if root and not open_secrets() else "open"
     return held | {"level": _level(held)}
 
 
@@ -204,6 +207,16 @@ def _try_other() -> None:
     become_other()
     os.listdir(sys.base_prefix)
     os.listdir(ROOT / "grader")
+
+
+def _try_to_read_secrets() -> None:
+    """Give up all files as a rank does, then open what nobody may read. Raises RuntimeError if one can be opened."""
+    files = [path for name in secrets() if (path := ROOT / name).is_file()] + [ROOT / "course.toml"]
+    kernel.prctl(kernel.NO_NEW_PRIVS, 1)
+    landlock.restrict(readable(), [], tcp=False)
+    for path in files:
+        with contextlib.suppress(PermissionError), open(path, "rb"):
+            raise RuntimeError(f"{path} can be read")
 
 
 def _mount_scratch() -> None:
