@@ -17,7 +17,7 @@ HATCHES = ("", "//", "..", "xx", "\\\\", "++", "oo", "--")  # and without any co
 def draw_into_files() -> None:
     """Choose the backend that writes files; call this before the first import of matplotlib.
 
-    There may be no screen, and the backend that a notebook names in MPLBACKEND makes that import fail in other programs.
+    There may be no screen, and a backend that a notebook names in MPLBACKEND makes that import fail elsewhere.
     """
     os.environ["MPLBACKEND"] = "agg"
 
