@@ -2,11 +2,9 @@
 
     python -m staff.mistakes                   each mistake against the tests that must catch it
     python -m staff.mistakes --task 2a         those of one task
-    python -m staff.mistakes --cover           a minimal set that makes every test fail once: part of `make test`
-    python -m staff.mistakes --times 5         with five seeds for the inputs: a single one can catch by luck
-    python -m staff.mistakes --minutes 14      as many as fit, in a new order each time; says how many were left out
-    python -m staff.mistakes --again           what is not as it must be is graded once more, alone, and then counts
     python -m staff.mistakes --region 2b.1     the entries that change a region or must fail one of its tests
+    python -m staff.mistakes --draw 300        as many, drawn anew each time
+    python -m staff.mistakes --times 5         with five seeds for the inputs: a single one can catch by luck
     python -m staff.mistakes --bank FILE.toml  the entries of a file from elsewhere, each against all tests of its task
 
 The banks (staff/banks) say what a mistake is, which tests must fail and which words their messages must hold. Variants
@@ -28,11 +26,8 @@ from pathlib import Path
 from common.errors import InputError, exit_on_input_error
 from course.table import load_course
 from staff.proofs.bank import Entry, load_bank, load_file
-from staff.proofs.grading_pool import GradingPool, collect, worker_processes
-from staff.proofs.verdict import Call, Tests, Verdict, graders_of, judge_all
-
-WAITING = ("deadlock", "timed out", "waits", "wait for", "did not end", "never", "still runs", "seconds")
-PRICE_OF_WAITING = 10  # in test runs: such an entry is seen at a deadline
+from staff.proofs.grading_pool import collect, worker_processes
+from staff.proofs.verdict import Tests, Verdict, graders_of, judge_all
 
 
 def is_about(entry: Entry, region: str, tests: Tests) -> bool:
@@ -76,70 +71,36 @@ def summarize(verdicts: Iterable[Verdict]) -> dict[str, int]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     options = _options(argv)
-    task = load_course().regions[options.region].task if options.region else options.task
-    entries = load_file(options.bank) if options.bank else load_bank()
-    bank = [entry for entry in entries if task in (None, entry.task) and options.only in entry.name]
-    if not bank:
-        raise InputError(f"{options.bank or 'staff/banks'}: no entry matches; check --task, --region and --only")
+    bank = load_file(options.bank) if options.bank else load_bank()
     tests, copies = collect()
+    by_task: dict[str, Tests] = {entry.task: {} for entry in bank}
+    for name, test in tests.items():
+        by_task.setdefault(test.task, {})[name] = test
+    entries = select(bank, by_task, options)
+    seeds = range(options.seed, options.seed + options.times)
     with worker_processes(options.workers) as pool:
-        by_task: dict[str, Tests] = {entry.task: {} for entry in sorted(bank, key=lambda entry: entry.task)}
-        for name, test in tests.items():
-            if test.task in by_task:
-                by_task[test.task][name] = test
-        if not options.bank:
-            bank = select(bank, by_task, options)
-        seeds = range(options.seed, options.seed + options.times)
-        calls = [(entry, graders_of(entry, by_task[entry.task], copies), seeds) for entry in bank]
-        verdicts = judge_all(pool, calls, 60 * options.minutes)
-        if options.bank:
-            sys.exit(report_file(verdicts, options.seed))
-        sys.exit(report_bank(verdicts, calls, by_task, pool, options))
+        calls = [(entry, graders_of(entry, by_task[entry.task], copies), seeds) for entry in entries]
+        verdicts = judge_all(pool, calls)
+        sys.exit(report_file(verdicts, options.seed) if options.bank else report_bank(verdicts, by_task, options))
 
 
 def select(bank: list[Entry], tests: dict[str, Tests], options: argparse.Namespace) -> list[Entry]:
-    """The entries of the bank that --region, --cover and --minutes ask for.
+    """Return the entries that --task, --region, --only and --draw ask for.
 
     Raises:
-        InputError: a mistake names a test that its task does not have.
+        InputError: there is none, or a mistake names a test that its task does not have.
     """
-    for entry in bank:
+    entries = [entry for entry in bank if options.task in (None, entry.task) and options.only in entry.name]
+    for entry in entries if not options.bank else ():
         if unknown := set(entry.fails) - set(tests[entry.task]):
             raise InputError(f"{entry}: the task has no test {min(unknown)}; fix `fails`")
     if options.region:
-        bank = [entry for entry in bank if is_about(entry, options.region, tests[entry.task])]
-    if options.cover:
-        bank = cover(bank)
-    if options.minutes < float("inf"):
-        random.shuffle(bank)  # so that every entry has its turn, whatever is left out
-    return bank
-
-
-def cover(bank: Iterable[Entry]) -> list[Entry]:
-    """Mistakes, in the order of the bank, so that each test that any of them must fail is failed by one of these.
-
-    Greedy: always the entry with the lowest price for each test that is not failed yet. An entry that is a race is the
-    last choice.
-    """
-    mistakes = [entry for entry in bank if entry.is_mistake]
-    missing = {(entry.task, test) for entry in mistakes for test in entry.fails}
-    chosen: set[int] = set()
-    while missing:
-        prices = []
-        for number, entry in enumerate(mistakes):
-            new = len(missing & {(entry.task, test) for test in entry.fails})
-            if new:
-                prices.append((entry.race, price(entry) / new, -new, number))
-        number = min(prices)[-1]
-        chosen.add(number)
-        missing -= {(mistakes[number].task, test) for test in mistakes[number].fails}
-    return [mistakes[number] for number in sorted(chosen)]
-
-
-def price(entry: Entry) -> int:
-    """What running an entry costs, in runs of a test."""
-    words = " ".join(word.lower() for words in entry.fails.values() for word in words)
-    return len(entry.fails) + (PRICE_OF_WAITING if any(word in words for word in WAITING) else 0)
+        entries = [entry for entry in entries if is_about(entry, options.region, tests[entry.task])]
+    if not entries:
+        raise InputError(f"{options.bank or 'staff/banks'}: no entry matches; check --task, --region and --only")
+    if options.draw:
+        entries = random.sample(entries, min(options.draw, len(entries)))
+    return entries
 
 
 def report_file(judged: Iterable[Verdict], seed: int) -> int:
@@ -156,30 +117,16 @@ def report_file(judged: Iterable[Verdict], seed: int) -> int:
     return bool(complaints)
 
 
-def report_bank(
-    judged: Iterable[Verdict],
-    calls: Sequence[Call],
-    tests: dict[str, Tests],
-    pool: GradingPool,
-    options: argparse.Namespace,
-) -> int:
+def report_bank(judged: Iterable[Verdict], tests: dict[str, Tests], options: argparse.Namespace) -> int:
     """Print every entry, and what is not as it must be; 0 if all is."""
     verdicts = []
     for verdict in judged:
         verdicts.append(verdict)
         show(verdict)
-    for place, verdict in enumerate(verdicts):
-        if options.again and verdict.complaint:
-            entry, graders, _ = calls[place]
-            (verdicts[place],) = judge_all(pool, [(entry, graders, [verdict.seed])])  # nothing else runs now
-            print("once more, alone:")
-            show(verdicts[place])
-    left_out = len(calls) - len(verdicts)
-    if left_out:
-        print(f"{left_out} of {len(calls)} entries did not fit into {options.minutes} minutes")
     caught = {test for verdict in verdicts if verdict.entry.is_mistake for test in verdict.failed}
-    wanted = [name for names in tests.values() for name, test in names.items() if options.region in (None, test.region)]
-    idle = [] if options.only or left_out else [test for test in wanted if test not in caught]
+    tasks = [options.task] if options.task else list(tests)
+    wanted = [name for task in tasks for name, test in tests[task].items() if options.region in (None, test.region)]
+    idle = [] if options.only or options.draw else [test for test in wanted if test not in caught]
     for test in idle:
         print(f"no mistake in the bank makes {test} fail")
     figures = summarize(verdicts)
@@ -207,14 +154,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
         "--bank", type=Path, metavar="FILE.toml",
         help="grade the entries of this file, each with all tests of its task; prints one line of JSON for each",
     )  # fmt: skip
-    parser.add_argument(
-        "--cover", action="store_true", help="a minimal set of mistakes that makes every test fail once; no variants"
-    )
-    parser.add_argument(
-        "--again",
-        action="store_true",
-        help="grade what is not as it must be once more, alone; then that verdict counts",
-    )
+    parser.add_argument("--draw", type=int, metavar="N", help="only N of these entries, drawn anew each time")
     parser.add_argument("--only", default="", metavar="TEXT", help="only entries whose name contains TEXT")
     parser.add_argument(
         "--seed",
@@ -226,18 +166,15 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
         "--times", type=int, default=1, help="number of seeds per entry, counting up from --seed (%(default)s)"
     )
     parser.add_argument(
-        "--minutes", type=float, default=float("inf"), help="start no new entry after this many minutes"
-    )
-    parser.add_argument(
         "--workers", type=int, default=min(2, os.cpu_count() or 1), help="entries graded in parallel (%(default)s)"
     )
     options = parser.parse_args(argv)
     if options.times < 1:
         raise InputError(f"--times: expected at least 1, got {options.times}")
-    if not options.minutes > 0:
-        raise InputError(f"--minutes: expected more than 0, got {options.minutes}")
-    if options.bank and (options.cover or options.again or options.times > 1 or options.minutes < float("inf")):
-        raise InputError("--bank grades each entry once; leave out --cover, --again, --times and --minutes")
+    if options.draw is not None and options.draw < 1:
+        raise InputError(f"--draw: expected at least 1, got {options.draw}")
+    if options.region:
+        options.task = course.regions[options.region].task
     return options
 
 

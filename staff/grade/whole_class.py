@@ -14,6 +14,7 @@ import contextlib
 import json
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -27,7 +28,7 @@ from staff.grade.class_files import summary, write_class
 from staff.grade.hand_ins import DEADLINE, Grading, grader_files, hidden_files, not_graded_here
 from staff.grade.own_process import Unfinished, run_apart
 from staff.grade.submissions import Submission, name_all
-from staff.sandbox.graded_run import probe
+from staff.sandbox.graded_run import probe, refuse_exposed
 
 CLASS_TIME = 600.0  # seconds to write the grade book and the overview, waiting for other parts included
 
@@ -96,6 +97,7 @@ def share(submissions: Sequence[Submission], part: str) -> list[Submission]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     options = _options(argv)
+    refuse_exposed([ROOT, options.out, Path(tempfile.gettempdir()), *options.submissions])
     submissions = name_all(options.submissions)
     to_grade = share(submissions, options.part)
     start = time.monotonic()

@@ -33,7 +33,7 @@ import random
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -265,6 +265,19 @@ def closed_folders() -> list[Path]:
         above = [folder for folder in reversed([place, *place.parents]) if not folder.stat().st_mode & 0o001]
         closed += above[:1]
     return list(dict.fromkeys(closed))
+
+
+def refuse_exposed(paths: Iterable[Path]) -> None:
+    """Raise InputError if one of these lies in or below what every rank may read: see readable.py."""
+    folders = [Path(os.path.realpath(path)) for path in readable()]
+    for path in paths:
+        real = Path(os.path.realpath(path))
+        for folder in folders:
+            if folder == real or folder in real.parents:
+                raise InputError(
+                    f"{path}: expected a place that submissions cannot read, but it is in {folder}, which every "
+                    "submission can read (Python and the system's libraries); move it, for example to /srv/course"
+                )
 
 
 def open_secrets() -> list[str]:

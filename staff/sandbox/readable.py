@@ -1,15 +1,11 @@
 """What of this machine every rank may read, whatever it grades: Python, the system's libraries, a few files.
 
-Only folders that belong to the interpreter or the system are listed, never what may lie beside them: a course or a
-hand-in below one of them could be read by every submission, and `refuse_exposed` says so before anything is graded.
+Only folders that belong to the interpreter or the system are listed, never what may lie beside them. Nothing of common/
+is imported here: a rank reads this file's list before it imports the common/ of its own tree.
 """
 
-import os
 import sys
-from collections.abc import Iterable
 from pathlib import Path
-
-from common.errors import InputError
 
 OF_THE_SYSTEM = (
     "/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/libexec", "/usr/bin", "/usr/sbin", "/usr/share", "/usr/include",
@@ -31,16 +27,3 @@ def readable() -> list[Path]:
     """Return the files and folders that a rank may read beside its own tree."""
     prefixes = dict.fromkeys((sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix))
     return [*map(Path, OF_THE_SYSTEM), *(Path(prefix, name) for prefix in prefixes for name in OF_PYTHON)]
-
-
-def refuse_exposed(paths: Iterable[Path]) -> None:
-    """Raise InputError if one of these lies in or below what every rank may read."""
-    folders = [Path(os.path.realpath(path)) for path in readable()]
-    for path in paths:
-        real = Path(os.path.realpath(path))
-        for folder in folders:
-            if folder == real or folder in real.parents:
-                raise InputError(
-                    f"{path}: expected a place that submissions cannot read, but it is in {folder}, which every "
-                    "submission can read (Python and the system's libraries); move it, for example to /srv/course"
-                )

@@ -13,7 +13,7 @@ import pytest
 
 from cluster.emulate import why_not
 from common.paths import ROOT
-from staff.proofs.deletions import copied
+from staff.tests.handouts import copied
 
 SECONDS = 900  # on a busy machine
 READMES = [*ROOT.glob("*.md"), *ROOT.glob("[a-z]*/README.md"), ROOT / "docs/faq.md"]
@@ -67,7 +67,7 @@ ELSEWHERE = {
     r"^paste ": "reads what a run has left; the command above it makes that",
     r"submit\.py": "test_submit_*.py, staff/tests/test_carry.py",
     r"pytest -q tests/own/test_glue.py|-m pytest --hint": "test_glue.py, test_graded_points.py",
-    r"staff\.(attacks|sandbox|grade|mistakes|both_sides|gradescope|proofs)|staff/gradescope": "staff's tests",
+    r"staff\.(attacks|sandbox|grade|mistakes|gradescope|proofs)|staff/gradescope": "staff's tests",
     r"benchmark\.(calibrate|checks\.prediction)": "tests/own/test_predict_runs.py runs both, with real workers",
     r"benchmark\.(predict|tables .*--predict)": "tests/own/test_predict_curves.py and test_predict.py",
     r"runs/task4_\$|for batch|compare\.py": "test_traffic.py",
