@@ -148,7 +148,7 @@ def test_a_mistake_counts_if_its_test_fails_with_its_words_and_a_variant_if_all_
 SOLVED = "# TODO(cos598d) 1.2: set x (1 line)\n# BEGIN SOLUTION 1.2\nx = 1\n# END SOLUTION 1.2\nfoo(x)\nbar(x)\n"
 MISFITS = [
     ({"1.2": "x = 1  # the same"}, "", "the entry equals the solution"),
-    ({"1.2": "x = ("}, "", "never closed"),
+    ({"1.2": "x = ("}, "", "expected Python"),
     ({}, "-nothing like it\n", "once"),
     ({}, "*foo(x)\n", "begin with a blank"),
     ({"1.3": "x = 2"}, "", "expected one region 1.3"),
