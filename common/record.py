@@ -108,7 +108,7 @@ class Record:
             for batch in batches:
                 self._phases = {}
                 self._end_phase("data", begin)
-                self.collectives.begin_iteration()
+                self.worker.pulse.begin_iteration()
                 yield batch
                 self._synchronize()
                 end = time.perf_counter()
