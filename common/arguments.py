@@ -247,7 +247,7 @@ def add_common_flags(parser: argparse.ArgumentParser, world_size: int = 1, port:
     add("--local_rank", type=int, default=-1, help="rank of this worker among all workers: 0 to world_size-1")
     add("--backend", choices=("gloo", "nccl"), help="communication library (default: nccl on GPUs, gloo on CPUs)")
     add("--join_seconds", type=float, default=120.0, help="seconds to wait for the other workers to join")
-    add("--hang_seconds", type=float, default=20.0, help="stop if nothing moves on any worker for this many seconds")
+    add("--hang_seconds", type=float, default=20.0, help="stop if no worker makes progress for this many seconds")
 
 
 def _add_profile(parser: argparse.ArgumentParser, task: str) -> None:

@@ -1,4 +1,4 @@
-"""Small programs to launch as ranks, the fixture `stub` that writes one, and how to launch it."""
+"""Small programs to launch as ranks, the fixture `stub` that writes one, how to launch it, and an `ssh`."""
 
 import os
 import signal
@@ -80,6 +80,15 @@ def stub(tmp_path):
     yield write
     for pid in processes_with(tmp_path):  # only where the test has failed
         os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def ssh(tmp_path) -> str:
+    """Return a command that is used as ssh is, and runs on this machine what it should run on another one."""
+    path = tmp_path / "ssh"
+    path.write_text('#!/bin/sh\n[ "$1" = -G ] && exec echo "hostname $2"\ncd && exec sh -c "$2"\n')
+    path.chmod(0o755)
+    return str(path)
 
 
 def launch(*words, workers: int = 3, **options) -> subprocess.CompletedProcess:
