@@ -1,9 +1,9 @@
 """Stops a run that cannot continue, and says why: one row per rank, and what they show together.
 
 Each rank has a thread that looks twice a second. It ends the run if another rank has ended, without a word or by an
-error, or if no rank has made progress for --hang_seconds. Rank 0 asks all others for their rows, on the connections of
-the roll call, prints the table, and tells them to stop. If rank 0 has died, each of the others says what it knows.
-While all is well, nothing is sent.
+error, or if no rank has made progress for --hang_seconds (stillness.py). Rank 0 asks all others for their rows, on the
+connections of the roll call, prints the table, and tells them to stop. If rank 0 has died, each of the others says what
+it knows. While all is well, nothing is sent.
 
 The rows are not kept in the process group's store: it is on rank 0, ends with it, and does not tell that a rank has
 died, while a connection closes at once, on any network and with any backend. What a dead rank has called last is in its
@@ -26,19 +26,16 @@ from typing import Any, NoReturn
 from common.config import RunConfig
 from common.errors import STOPPED_BY_ANOTHER
 from common.paths import atomic_write
-from common.workers.collectives import pending, uses_nccl
+from common.workers.collectives import pending
 from common.workers.frames import frame_of, frames_of, place
 from common.workers.pulse import Pulse, read_calls
 from common.workers.roll_call import Roll
 from common.workers.rows import LAUNCHED, REPORT_MARK, STOPPED_FILE, Row, State, make_report
+from common.workers.stillness import TICK_SECONDS, Stillness
 
-TICK_SECONDS = 0.5
 GRACE_SECONDS = 1.0  # after a rank has ended, for those that fail at the same time: their own error says more
 ANSWER_SECONDS = 3.0  # C code may hold Python's lock for a moment
-MUCH_LONGER = 10  # times --hang_seconds, for a step in which a rank computes
-WORK_SECONDS = 0.02  # of the CPU: a process that uses less than this in --hang_seconds only waits
 C10D, TORCH_DISTRIBUTED = "/torch/distributed/distributed_c10d.py", "/torch/distributed/"
-DEBUGGERS = ("bdb.py", "pdb.py", "debugpy", "pydevd")  # in the path of a frame
 
 
 def stop(code: int) -> NoReturn:
@@ -46,39 +43,6 @@ def stop(code: int) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
-
-
-class Stillness:
-    """For how long the main thread has made no progress, in ticks.
-
-    Ticks, because the time in which the process itself was stopped (Ctrl-Z, a laptop that was closed) must not count. A
-    worker on its own may rest between its steps: nobody waits for it while it downloads or draws.
-    """
-
-    def __init__(self, pulse: Pulse, main: threading.Thread, hang_seconds: float, may_rest: bool) -> None:
-        self._pulse, self._main, self._may_rest = pulse, main, may_rest
-        self._limit = hang_seconds / TICK_SECONDS
-        self._progress: tuple = ()
-        self._cpu = 0.0
-        self._in_this_step = 0  # ticks without a batch, a phase or a call
-        self.idle = 0  # ticks in which the process did not use the CPU either, as computing and transfers do
-
-    def tick(self) -> None:
-        self._in_this_step += 1
-        self.idle += 1
-        progress = self._pulse.beats, self._pulse.calls, self._pulse.iteration, self._pulse.phase
-        in_debugger = any(name in file for file, _, _ in frames_of(frame_of(self._main)) for name in DEBUGGERS)
-        if progress != self._progress or in_debugger or (self._may_rest and self._pulse.rests):
-            self._progress, self._in_this_step, self.idle = progress, 0, 0
-        cpu = time.process_time() - time.thread_time()  # of all threads but this one
-        if cpu - self._cpu > WORK_SECONDS:
-            self._cpu, self.idle = cpu, 0
-
-    def is_too_long(self) -> bool:
-        if self._in_this_step < MUCH_LONGER * self._limit and self.idle < self._limit:
-            # A thread that waits for a GPU uses the CPU.
-            return self._in_this_step >= self._limit and uses_nccl() and bool(pending())
-        return True
 
 
 class Watch:
@@ -94,7 +58,8 @@ class Watch:
         self._config, self._pulse, self._roll, self._notes = config, pulse, roll, notes
         self._channels = roll.channels
         self._main = threading.current_thread()
-        self._stillness = Stillness(pulse, self._main, config.hang_seconds, may_rest=not in_group)
+        own = [channel.fileno() for channel in self._channels.values()]
+        self._stillness = Stillness(pulse, config.hang_seconds, own, may_rest=not in_group)
         self._rows: dict[int, Row] = {}  # the last one of each other rank
         self._last_word: Row | None = None  # of this rank: it has finished, or failed
         self._lost = ""  # why a call of a rank has failed that needs another rank
