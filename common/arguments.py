@@ -11,11 +11,11 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TypeVar
 
-from common.config import BeyondConfig, GlueConfig, Gpt2Config, Grid, RunConfig, TrafficConfig
+from common.config import BeyondConfig, GlueConfig, Gpt2Config, Grid, Place, RunConfig, TrafficConfig
 from common.errors import InputError
 from common.flags import Parser, add_memory_limit, check_at_least, link_rate, or_default, true_or_false, whole_number
 from common.paths import ROOT
-from common.workers.place import COURSE_PORT, PORT, Place, place_starter, place_worker
+from common.workers.place import COURSE_PORT, PORT, place_starter, place_worker
 from common.workers.rows import STOPPED_FILE
 
 TIMELINE_STEPS = 3  # if --timeline names no number

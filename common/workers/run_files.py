@@ -1,7 +1,7 @@
 """The files of a run, and what becomes of the earlier run in its folder: a quick try must not replace a long run.
 
-    FOLDER         the newest run
-    FOLDER.kept    the longest run before it, for a folder in runs/; elsewhere, the user asked to overwrite it
+FOLDER         the newest run
+FOLDER.kept    the longest run before it, for a folder in runs/; elsewhere, the user asked to overwrite it
 """
 
 import json
