@@ -1,7 +1,6 @@
 """Finds the records of runs and says what is wrong with each: nothing is guessed, a bad record is named and left out.
 
-A run is a folder with rank{r}.json of every worker (task 1's README has the keys). The earlier run of a folder may be
-below it: see common/workers/run_files.py.
+A run is a folder with rank{r}.json of every worker (task 1's README has the keys).
 """
 
 import json
@@ -12,8 +11,6 @@ from functools import cached_property
 from pathlib import Path
 from types import UnionType
 from typing import Any
-
-from common.workers.run_files import EARLIER, standing
 
 # What a report is made of: name -> (the record's task, which of the task's two scripts).
 SLOTS = {
@@ -105,11 +102,11 @@ def differences(run: Run, other: Run, but: Iterable[str] = ()) -> list[str]:
 
 
 def folders_of_runs(root: Path, folder: Path) -> Iterator[tuple[Path, str]]:
-    """Yield `folder` and the folders two levels below, each with the name that the report shows.
+    """Yield `folder` and the folders up to two levels below, each with the name that the report shows.
 
     Runs of `make demo` and `make pictures` are left out, unless `folder` is theirs.
     """
-    below = [path for level in ("*", "*/*", f"*/*/{EARLIER}") for path in sorted(folder.glob(level)) if path.is_dir()]
+    below = [path for level in ("*", "*/*") for path in sorted(folder.glob(level)) if path.is_dir()]
     for path in [folder, *below]:
         if path.relative_to(folder).parts[:1] not in [(name,) for name in COURSES]:
             yield path, path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
@@ -120,13 +117,9 @@ def find_runs(root: Path, folder: Path) -> tuple[list[Run], list[str]]:
     runs, unusable = [], []
     expected = {task for task, _ in SLOTS.values()} | {"task2b_allreduce_gpt2", "task3_ddp_gpt2"}
     for path, name in folders_of_runs(root, folder):
-        if path.name == EARLIER and standing(path.parent) >= standing(path):
-            continue  # the newest run replaces it
         files = sorted(path.glob("rank*.json"), key=lambda file: (len(file.name), file.name))
         if not files and path.name in expected and path.parent == folder:
-            has_earlier = standing(path / EARLIER).iterations > 0
-            instead = f"; the report uses the run before it, {name}/{EARLIER}" if has_earlier else ""
-            unusable.append(f"{name}: no record in it (the run was interrupted or is still running){instead}")
+            unusable.append(f"{name}: no record in it (the run was interrupted or is still running)")
         if files:
             run = read_run(path, name, files)
             unusable += [f"{name}: {problem}" for problem in run.problems if not run.records]

@@ -6,7 +6,6 @@ from typing import Any
 
 from cluster.emulate import why_not
 from common.errors import InputError
-from common.workers.run_files import EARLIER
 from handin.measures import iteration_time
 from handin.report_pictures import Pictures
 from handin.runs import Run, differences
@@ -102,7 +101,7 @@ def _missing(runs: Sequence[Run]) -> list[tuple[str, str]]:
 
 def _again(run: Run) -> str:
     """Return how to run it again, to be put behind these words; a run that was moved aside can only be deleted."""
-    if run.name.endswith((".kept", f"/{EARLIER}")):
+    if run.name.endswith(".kept"):
         return ", or delete this folder"
     flags = f"--per_gpu_train_batch_size {run.first['config']['per_gpu_train_batch_size']}"
     if _dtype(run) != "fp32":

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.paths import atomic_write
-from common.workers.run_files import EARLIER, standing
 from course.table import Course
 from handin import sections
 from handin.gpt2_runs import made_figures, read_gpt2
@@ -223,9 +222,9 @@ def _gpt2(tree: Path, runs: Path, usable: Sequence[Run], findings: Findings, pic
 
 
 def _pipeline_run(runs: Path) -> Path:
-    """Return the folder with the newest whole run of the pipeline that has a trace: not of a run that crashed."""
-    folders = [runs / "pipeline", runs / "pipeline" / EARLIER, runs / "pipeline.kept"]
-    whole = (path for path in folders if (path / "trace.png").is_file() and standing(path).iterations)
+    """Return the folder with the newest run of the pipeline that has a record and a trace: not of one that crashed."""
+    folders = [runs / "pipeline", runs / "pipeline.kept"]
+    whole = (path for path in folders if (path / "trace.png").is_file() and (path / "rank0.json").is_file())
     return next(whole, folders[0])
 
 

@@ -1,12 +1,11 @@
 """What our own tools cost beside the plain way: each row lets a few things take turns and compares them.
 
-    python -m benchmark.checks.timings [--only loop,record,pipe,ladder,watchdog] [--rounds 15]
+    python -m benchmark.checks.timings [--only loop,record,pipe,ladder] [--rounds 15]
 
 loop       task 1's script beside a bare PyTorch loop that reads and tokenizes by itself: equal losses, ratio
 record     a whole run with --timeline beside one without, CPU seconds; what a Record without a timeline adds to a step
 pipe       a step of the pipe beside what two cores can do, and beside torch.distributed.pipelining
 ladder     one step of 2a, 2b, one flat tensor and DDP, in the same ranks; "DDP again" is the measurement's own error
-watchdog   steps with the watchdog of stopped runs beside steps without, CPU seconds, in real ranks
 
 Each row runs in ranks of its own. Printed are medians, and the ratio to the row's first entry within a round with its
 bootstrap interval. Exit code 0 if every ratio and share that has a limit is within it. --quick takes seconds and judges
@@ -26,7 +25,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -54,9 +52,6 @@ from common.optim import set_seed
 from common.paths import ROOT, import_file
 from common.record import Record
 from common.workers.process_group import Worker
-from common.workers.pulse import Pulse
-from common.workers.pulse import Thread as ThreadClock
-from common.workers.watchdog import Watchdog
 
 LABELS = {"entailment": 0, "not_entailment": 1}
 
@@ -222,55 +217,9 @@ def ladder(config: RunConfig, worker: Worker, quick: bool) -> Timed:
     )
 
 
-def watchdog(config: RunConfig, worker: Worker, quick: bool) -> Timed:
-    """Steps with one all_reduce per parameter; with the watchdog's thread and store, and the notes of a step."""
-    torch.manual_seed(0)
-    model = BertForSequenceClassification(BertConfig(vocab_size=1273, hidden_size=64, num_hidden_layers=2,
-                                                     num_attention_heads=4, intermediate_size=256))  # fmt: skip
-    batch = {"input_ids": torch.ones(16, 64).long(), "labels": torch.zeros(16).long()}
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    sync, threads = lesson("task2b_allreduce").sync_gradients, list[float]()
-
-    def block(watched: bool) -> None:
-        pulse = Pulse()
-        guard = Watchdog(config, pulse, worker.collectives) if watched else None
-        thread = ThreadClock(guard.thread_ident) if guard else None
-        begin = store_seconds() + ((thread.cpu_seconds or 0.0) if thread else 0.0)
-        for _ in range(3 if quick else 20):
-            worker.pulse.beat()
-            if watched:
-                pulse.beat()
-                for _ in range(4):
-                    pulse.phase = "forward"
-                    pulse.phase = ""
-            model(**batch).loss.backward()
-            sync(model, worker.world_size)
-            optimizer.step()
-            optimizer.zero_grad()
-        if guard and thread:
-            threads.append(store_seconds() + (thread.cpu_seconds or 0.0) - begin)
-            guard.close()
-
-    def shares(seconds: np.ndarray) -> dict[str, float]:
-        return {"thread and store, of a step": sum(threads[-len(seconds) :]) / float(seconds[:, 1].sum())}
-
-    steps = {"without": lambda: block(False), "watched": lambda: block(True)}
-    return Timed(steps, {"thread and store, of a step": (0.0, 0.005)}, time.process_time, shares=shares)
-
-
-def store_seconds() -> float:
-    """CPU seconds of the threads that serve the ranks' stores in this process (Linux)."""
-    nanoseconds = 0
-    for task in Path("/proc/self/task").glob("*"):
-        with contextlib.suppress(OSError):  # it has ended meanwhile
-            if "tcpstore" in (task / "comm").read_text():
-                nanoseconds += int((task / "schedstat").read_text().split()[0])
-    return nanoseconds / 1e9
-
-
 # Name -> what takes turns, and in how many ranks; None: in --workers.
 COMPARISONS: dict[str, tuple[Callable[[RunConfig, Worker, bool], Timed], int | None]] = {
-    "loop": (loop, 1), "record": (record, 1), "pipe": (pipe, 2), "ladder": (ladder, None), "watchdog": (watchdog, None),
+    "loop": (loop, 1), "record": (record, 1), "pipe": (pipe, 2), "ladder": (ladder, None),
 }  # fmt: skip
 
 
@@ -282,7 +231,7 @@ def compare(name: str, flags: argparse.Namespace) -> list[Row]:
 def main() -> None:
     parser = check_parser("checks.timings", __doc__)
     parser.add_argument("--rounds", type=positive, default=15, help="turns of each (%(default)s)")
-    parser.add_argument("--workers", type=positive, default=2, help="ranks of ladder and watchdog (%(default)s)")
+    parser.add_argument("--workers", type=positive, default=2, help="ranks of ladder (%(default)s)")
     run_parts(parser, {name: partial(compare, name) for name in COMPARISONS}, rounds=1)
 
 

@@ -22,7 +22,7 @@ def timeline(prediction: Prediction) -> Timeline:
     labels = () if one_by_one else tuple(_label(kinds[i]) for _, i in rows)
     title = f"{cell.strategy} on {cell.workers:,} workers, {cell.rate or 'loopback'}"
     steps = tuple(Step(row, 0, 0.0, prediction.simulated.seconds) for row in range(len(rows)))
-    return Timeline(title, len(rows), steps, tuple(boxes), predicted=True, notes=prediction.notes, labels=labels)
+    return Timeline(title, len(rows), steps, tuple(boxes), notes=prediction.notes, labels=labels)
 
 
 def _label(kind: Kind) -> str:

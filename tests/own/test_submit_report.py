@@ -126,15 +126,16 @@ def test_one_value_has_no_deviation(tree):
 
 
 def test_the_trace_of_the_pipeline_is_of_a_run_that_has_a_record(tree):
-    write_pipeline(tree / "runs/pipeline/earlier", "pipeline_parallel", 4, 0.2)
-    for folder in ("runs/pipeline/earlier", "runs/pipeline"):
+    write_pipeline(tree / "runs/pipeline.kept", "pipeline_parallel", 4, 0.2)
+    (tree / "runs/pipeline").mkdir()  # of a run that was killed
+    for folder in ("runs/pipeline.kept", "runs/pipeline"):
         Image.effect_noise((60, 40), 50).save(tree / folder / "trace.png")
     pictures = Pictures(tree / "report/figures")
 
     write_markdown(tree, COURSE, ADA, tree / "runs", {}, Findings(), pictures)
     pictures.draw()
 
-    shown, expected = tree / "report/figures/pipeline_trace.png", tree / "runs/pipeline/earlier/trace.png"
+    shown, expected = tree / "report/figures/pipeline_trace.png", tree / "runs/pipeline.kept/trace.png"
     assert shown.read_bytes() == expected.read_bytes()
 
 

@@ -37,7 +37,7 @@ from common.paths import ROOT
 from common.record import Record
 from common.timeline import capture, parts, run_timeline, trace
 from common.timeline.boxes import Box, Step
-from common.timeline.clocks import Clock, Reading
+from common.timeline.clocks import Clock
 from common.timeline.profile_events import Profile
 from common.timeline.waiting import Message
 from common.workers.process_group import Worker
@@ -312,13 +312,13 @@ def test_the_figures_of_a_gpu_are_those_of_the_workers_own(monkeypatch):
 
 def test_the_end_of_a_launch_on_a_gpu_is_not_taken_for_that_of_a_message(monkeypatch):
     capturing = capture.Capture(0, 1, on_gpu=True)
-    profile = Profile([], [Message("all_reduce", 0.2, 0.6, number=1)], [], 0.0)
+    profile = Profile([], [Message("all_reduce", 0.2, 0.6, number=1)], [])
     monkeypatch.setattr(capture, "read_profile", lambda *_: profile)
     capturing._start()
     capturing.log.steps, capturing.log.phases = [Step(0, 0, 0.0, 1.0)], [Box(0, "process", "backward", 0.0, 0.9)]
     capturing.stop()
 
-    timeline = run_timeline.assemble("t", "r", [capturing.log], [Clock(Reading(0.0), Reading(0.0))])
+    timeline = run_timeline.assemble("t", "r", [capturing.log], [Clock()])
 
     (row,) = parts.parts(timeline)
     assert (row.exposed, row.waiting, row.hidden) == (None, None, None)
