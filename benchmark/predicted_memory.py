@@ -1,35 +1,34 @@
 """Predict the most memory that a step needs on a worker, by the account of the lessons (beyond/step_memory.py)."""
 
-from benchmark.measure.architecture import Architecture, describe
+from benchmark.engines.engine import micro_batches
+from benchmark.measure.architecture import describe
 from benchmark.names import is_own
 from benchmark.settings import Settings
 from benchmark.strategies import STRATEGIES
-from beyond.step_memory import cut, fitting, sent_during_backward
-from beyond.step_memory import peak as of_lesson
+from beyond.step_memory import cut, fitting, peak, turning_point
 
 FITTING = ("ddp", "own_zero1", "own_zero2", "own_zero3", "fsdp", "own_tensor", "own_1f1b")
-CHUNKS_A_STAGE = 4
 
 
 def peak_bytes(strategy: str, model: str, workers: int, batch: int, length: int) -> float:
     """Return the most bytes that a step needs, on the worker with the most; in fp32. batch: examples of one worker."""
+    sizes, cuts = describe(model, length).sizes, STRATEGIES[strategy].cuts
+    if cuts:
+        slices = {"tensor": workers, "grid": min(2, workers)}.get(cuts, 1)
+        stages = workers if cuts == "pipeline" else 1
+        examples = batch * stages * slices  # of a replica
+        count = micro_batches(examples, stages) if stages > 1 else 1
+        return peak("1f1b" if stages > 1 else "tensor", cut(sizes, slices), examples / count, stages, count)
+    if STRATEGIES[strategy].zero:  # DeepSpeed keeps its buffers
+        return kept_bytes(strategy, model, workers, length) + turning_point(sizes, batch)
+    return peak(strategy.removeprefix("own_"), sizes, batch, workers)
+
+
+def kept_bytes(strategy: str, model: str, workers: int, length: int) -> float:
+    """Return the bytes of parameters, gradients and optimizer state on the first worker: as documented, or ideal."""
     architecture, row = describe(model, length), STRATEGIES[strategy]
-    sizes = architecture.sizes
-    if row.cuts:
-        slices = {"tensor": workers, "grid": min(2, workers)}.get(row.cuts, 1)
-        stages = workers if row.cuts == "pipeline" else 1
-        replica = batch * stages * slices
-        count = micro_batches(replica, stages)
-        return of_lesson("1f1b" if stages > 1 else "tensor", cut(sizes, slices), replica / count, stages, count)
-    if strategy == "fsdp":  # of a reduce_scatter, a part arrives
-        return sent_during_backward(sizes, batch, workers, gathered=2, messages=1)
-    if row.zero:  # DeepSpeed keeps its buffers
-        return (
-            _kept_bytes(strategy, architecture, workers)
-            + batch * (sizes.blocks * sizes.kept + sizes.loss)
-            + (sizes.embedding + 2 * sizes.matrix)
-        )
-    return of_lesson(strategy.removeprefix("own_"), sizes, batch, workers)
+    documented = row.documented_bytes(architecture.shapes, workers)
+    return row.ideal_bytes(architecture.elements, workers) if documented is None else documented
 
 
 def predicted_peak(settings: Settings) -> float | None:
@@ -37,12 +36,6 @@ def predicted_peak(settings: Settings) -> float | None:
     if is_own(settings.model) or settings.precision != "fp32" or settings.grid:
         return None
     return peak_bytes(settings.strategy, settings.model, settings.world_size, settings.batch_size, settings.length)
-
-
-def micro_batches(examples: int, stages: int) -> int:
-    """Return into how many micro-batches a replica's examples are cut: as many as divide them, up to four a stage."""
-    most = CHUNKS_A_STAGE * stages if stages > 1 else 1
-    return max(count for count in range(1, min(examples, most) + 1) if examples % count == 0)
 
 
 def what_would_fit(settings: Settings) -> str:
@@ -54,9 +47,3 @@ def what_would_fit(settings: Settings) -> str:
         for name in dict.fromkeys(names)
     }
     return fitting(settings.strategy, peaks, settings.world_size, settings.memory_limit_mb)
-
-
-def _kept_bytes(strategy: str, architecture: Architecture, workers: int) -> float:
-    documented = STRATEGIES[strategy].documented_bytes(list(architecture.shapes), workers)
-    assert documented is not None, strategy
-    return documented
