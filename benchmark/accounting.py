@@ -6,7 +6,7 @@
 Payload is what the algorithms of the recorded collectives send (payload.py), the interface is eth0 of emulated nodes
 (cluster/emulate.py), where there is no other traffic. The first steps, with DDP's first broadcast, are not counted.
 A third reference is the payload in units of (N-1)/N of all parameters: 2 for an all_reduce of all gradients. Beside the
-peak stands its prediction (cost/predicted_memory.py), which is that of fp32 on CPUs.
+peak stands its prediction (predicted_memory.py), which is that of fp32 on CPUs.
 """
 
 import argparse
@@ -25,15 +25,13 @@ import common.workers.environment  # isort: skip  # noqa: F401 (stops with a mes
 import torch.distributed as dist
 
 from benchmark.arguments import parse
-from benchmark.cost.architecture import describe
-from benchmark.cost.cell import Cell
-from benchmark.cost.predicted_memory import peak
 from benchmark.measure.compared import WARM_UP, ComparedStrategy
 from benchmark.measure.machine import environment, interface_bytes, machine_line
 from benchmark.measure.memory import counted
 from benchmark.measure.output import MB, publish, rows_table
 from benchmark.measure.turns import nothing
-from benchmark.names import is_own, names_of, numbers_of
+from benchmark.names import names_of, numbers_of
+from benchmark.predicted_memory import predicted_peak
 from benchmark.settings import Settings
 from benchmark.strategies import STRATEGIES, why_not
 from benchmark.training.workload import Workload, load_workload
@@ -96,14 +94,6 @@ def account(settings: Settings, worker: Worker, workload: Workload) -> dict[str,
         "units": quotient(mean["sent_bytes"], unit),
         "interface": mean["interface"],
     }
-
-
-def predicted_peak(settings: Settings) -> float | None:
-    """The peak by prediction; None where there is none: for a user's own model, another precision, a given --grid."""
-    if is_own(settings.model) or settings.precision != "fp32" or settings.grid:
-        return None
-    place = Cell(settings.strategy, settings.model, settings.world_size, settings.batch_size, settings.length)
-    return peak(place, describe(settings.model, settings.length))
 
 
 def transmitted() -> int | None:

@@ -16,11 +16,10 @@ from functools import partial
 from pathlib import Path
 
 from benchmark.checks.check import Row, check_parser, run_parts
-from benchmark.cost.architecture import describe
-from benchmark.cost.cell import Cell
-from benchmark.cost.predicted_memory import peak
 from benchmark.engines.operators import compile_operators
+from benchmark.measure.architecture import describe
 from benchmark.names import names_of
+from benchmark.predicted_memory import peak_bytes
 from benchmark.strategies import STRATEGIES
 from benchmark.sweep import execute
 from benchmark.tables import SweepRun
@@ -46,10 +45,7 @@ def parameters(blocks: int) -> int:
 
 def expected(strategy: str, workers: int, limit_mb: int) -> int:
     """Blocks of the largest model that fits by the prediction, at least 1."""
-    one, two = (
-        peak(Cell(strategy, model_name(count), workers, BATCH, LENGTH), describe(model_name(count), LENGTH))
-        for count in (8, 16)
-    )
+    one, two = (peak_bytes(strategy, model_name(count), workers, BATCH, LENGTH) for count in (8, 16))
     return max(1, int(8 + (USABLE * limit_mb * 1e6 - one) / ((two - one) / 8)))
 
 

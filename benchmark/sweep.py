@@ -186,14 +186,11 @@ def attempt(run: SweepRun, arguments: argparse.Namespace, more: list[str], wrong
         (place / "result.json").unlink(missing_ok=True)
         return keep(place / "failure.json", {"outcome": "wrong", "message": wrong})
     if arguments.skip_predicted_oom:
-        from benchmark.cost.architecture import describe
-        from benchmark.cost.cell import Cell  # here: the flags are checked before torch is loaded
-        from benchmark.cost.predicted_memory import peak
+        from benchmark.predicted_memory import peak_bytes  # here: the flags are checked before torch is loaded
 
         available = (arguments.memory_limit_mb or 0) * 1e6 or available_bytes(run.workers, "--no_cuda" in more)
         length = int(more[more.index("--length") + 1]) if "--length" in more[:-1] else LENGTH
-        cell = Cell(run.name_of_strategy, run.model, run.workers, run.batch_size, length)
-        needed = peak(cell, describe(run.model, length))
+        needed = peak_bytes(run.name_of_strategy, run.model, run.workers, run.batch_size, length)
         if needed > available:
             words = f"predicted: a step needs {needed / 1e9:.2f} GB on a worker, {available / 1e9:.2f} available"
             return keep(place / "failure.json", {"outcome": "OOM", "message": words})

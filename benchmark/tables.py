@@ -1,7 +1,6 @@
 """The tables and figures of a sweep, from the folders that it left.
 
     python -m benchmark.tables runs/benchmark/sweep
-    python -m benchmark.tables runs/benchmark/sweep --predict --models t5-tiny,t5-3b,t5-11b --batch_sizes 1,32,64,128
 
 latency.csv (ms per step, median) and mem.csv (MB that a step needs at its peak, on the worker with the most) have a
 block of rows for each optimization level, a row for each model and a column for each batch size of one worker, as in
@@ -9,15 +8,10 @@ the DeepSpeed profiling project. A cell is "OOM" or "error" if the run failed, a
 worker counts were run, each has its own file (latency_2.csv, ...); latency.csv has the largest count. scaling.csv has
 the throughput divided by one worker's, for each framework, if there are runs on one worker. load.csv says how busy the
 machine was before each run. Impossible values and busy machines are flagged.
-
---predict writes latency_filled.csv and mem_filled.csv instead: cells that were not run say "123.45 predicted", or "does
-not fit". Predictions are made from benchmark.calibrate's file, by arithmetic where the model is not in it: they say
-what order of magnitude to expect, not which of two frameworks is a little faster.
 """
 
 import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
 
-import argparse
 import json
 import re
 import sys
@@ -28,7 +22,7 @@ from typing import Any
 
 from benchmark.measure.machine import machine_line
 from benchmark.measure.output import MB, cell, write_csv
-from benchmark.names import command_parser, models_of, names_of, numbers_of
+from benchmark.names import command_parser
 from benchmark.strategies import STRATEGIES
 from common.errors import InputError, exit_on_input_error
 from common.paths import atomic_write
@@ -324,63 +318,10 @@ def draw(folder: Path, runs: Runs, workers: int) -> None:
             draw_ranking(folder / f"{name}_{Path(model).name}.png", bars, label, title)
 
 
-def fill(arguments: argparse.Namespace) -> dict[str, Rows]:
-    """Write latency and mem with predictions where nothing was run."""
-    from benchmark.cost import calibration as stored  # here: they load numpy
-    from benchmark.cost.cell import Cell
-    from benchmark.cost.predict_step import predict
-
-    folder, calibration = arguments.folder, stored.load(arguments.calibration)
-    runs = read_runs(folder) if folder.is_dir() and any(folder.glob("*-b*-w*")) else {}
-    memory = None if arguments.memory_gb is None else arguments.memory_gb * 1e9
-    cells = [
-        SweepRun(strategy, model, batch, arguments.workers)
-        for strategy in arguments.strategies for model in arguments.models for batch in arguments.batch_sizes
-    ]  # fmt: skip
-
-    def text(run: SweepRun, name: str) -> str:
-        if measured := cell(FIGURES[name](runs.get(run, {})), missing=""):
-            return measured
-        place = Cell(run.strategy, run.model, run.workers, run.batch_size, arguments.length, memory=memory)
-        try:
-            prediction = predict(calibration, place)
-        except InputError as error:
-            reason = next((words for words in ("does not fit", "not predicted") if words in str(error)), "")
-            if not reason:
-                raise
-            return reason
-        if name == "latency" and prediction.is_range:
-            return f"{prediction.least * 1e3:.0f} to {prediction.seconds * 1e3:.0f} predicted"
-        return f"{prediction.seconds * 1e3 if name == 'latency' else prediction.memory.peak / MB:.2f} predicted"
-
-    tables = {name: block_rows(cells, lambda run, name=name: text(run, name)) for name in FIGURES}  # type: ignore[misc]
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, rows in tables.items():
-        write_csv(folder / f"{name}_filled.csv", rows)
-        show(folder / f"{name}_filled.csv")
-    return tables
-
-
 def main() -> None:
     parser = command_parser("tables", __doc__)
-    add = parser.add_argument
-    add("folder", type=Path, help="output folder of a sweep; with --predict a new one, too: then all is predicted")
-    add("--predict", action="store_true", help="complete the tables by predictions; the other flags belong to this")
-    add("--models", default="t5-tiny,t5-small,t5-large,t5-3b,t5-11b", help="%(default)s")
-    add("--strategies", default=LEVELS, help="%(default)s")
-    add("--batch_sizes", default="1,2,4,8,16,32,64,128", help="of one worker (%(default)s)")
-    add("--workers", type=int, default=2, help="2")
-    add("--length", type=int, default=64, help="tokens of an example (64)")
-    add("--memory_gb", type=float, help="of the machine (default: of this one)")
-    add("--calibration", type=Path, default=Path("runs/benchmark/calibration.json"), help="%(default)s")
-    arguments = parser.parse_args()
-    arguments.models = models_of(arguments.models)
-    arguments.strategies = names_of("--strategies", arguments.strategies, STRATEGIES)
-    arguments.batch_sizes = numbers_of("--batch_sizes", arguments.batch_sizes)
-    if arguments.predict:
-        print(json.dumps({"folder": arguments.folder.name, **fill(arguments)}))
-    else:
-        print(json.dumps(write_tables(arguments.folder)))
+    parser.add_argument("folder", type=Path, help="output folder of a sweep")
+    print(json.dumps(write_tables(parser.parse_args().folder)))
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ import torch.distributed as dist
 from benchmark.checks.check import Row, check_parser, run_parts
 from benchmark.checks.operations import operations, time_operations
 from benchmark.checks.ranks import check_nodes, on_ranks
-from benchmark.cost.measuring.transfers import slowest
+from benchmark.checks.transfers import slowest
 from benchmark.names import numbers_of
 from beyond.cost_model import Link, gather_scatter_seconds, ring_all_reduce_seconds
 from cluster.emulate import on_nodes

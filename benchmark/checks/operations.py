@@ -1,4 +1,4 @@
-"""Seconds and bytes of operations on a link, by the instrument of benchmark.calibrate."""
+"""Seconds and bytes of operations on a link, by the instrument of transfers.py."""
 
 from collections.abc import Callable
 from functools import partial
@@ -6,7 +6,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from benchmark.cost.measuring import transfers
+from benchmark.checks import transfers
 from common.config import RunConfig
 
 

@@ -17,8 +17,7 @@ import torch
 import torch.distributed as dist
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from benchmark import calibrate, sweep, workers
-from benchmark.cost.measuring.plan import CalibrationPlan
+from benchmark import sweep, workers
 from benchmark.engines.deepspeed_config import deepspeed_config
 from benchmark.engines.engine import Engine
 from benchmark.engines.operators import compile_operators
@@ -94,15 +93,6 @@ def tiny_gpt2():
 
 
 # ------------------------------------------------------------------------------------------- what runs
-
-
-def test_calibration_measures_cpus_on_every_machine(called):
-    start = called(calibrate, "start_workers")
-
-    with pytest.raises(StopHereError):
-        calibrate.execute(CalibrationPlan(), 2, [])
-
-    assert "--no_cuda" in start.call_args.args[2]
 
 
 def test_deepspeed_gets_the_gpu_that_was_chosen_and_not_the_rank(monkeypatch, gpus):

@@ -1,7 +1,6 @@
-"""Time the operations of a link: every collective that a strategy of the benchmark uses, by size.
+"""Time an operation on a link, alone, from a link that has been idle.
 
-Each operation is measured alone, from a link that has been idle: a shaped link lets a burst through first, and idle
-time gives it back. Latency and bandwidth alone do not fit that, so the result is a table.
+A shaped link lets a burst through first, and idle time gives it back.
 """
 
 import time
@@ -11,7 +10,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from benchmark.cost.calibration import TransferTimes
 from benchmark.measure.machine import interface_bytes
 
 SMALL = 4096  # up to this size, calls are timed in a row: one takes less than the workers are apart
@@ -54,26 +52,6 @@ def operations(size: int, workers: int, rank: int, group: dist.ProcessGroup) -> 
     }
 
 
-def measure(
-    link: str, sizes: list[int], seconds: float, group: dist.ProcessGroup, workers: int, rank: int
-) -> list[TransferTimes]:
-    """Return a table for every operation among the workers of `group`. A collective; it takes about `seconds`."""
-    names = list(operations(4, workers, rank, group))
-    if workers > 2:
-        names.remove("hop")  # two workers are enough
-    budget = seconds / (len(names) * len(sizes))
-    shaped = link != "loopback"
-    tables = []
-    for name in names:
-        rows = []
-        for size in sizes:
-            operation = operations(size, workers, rank, group)[name]
-            rows.append(measure_one(operation, 2 if name == "hop" else 1, size, budget, shaped, group))
-        took, cpu, wire = (list(column) for column in zip(*rows, strict=True))
-        tables.append(TransferTimes(link, name, workers, sizes, took, cpu, [w for w in wire if w is not None]))
-    return tables
-
-
 def measure_one(
     operation: Operation, ways: int, size: int, budget: float, shaped: bool, group: dist.ProcessGroup
 ) -> tuple[float, float, float | None]:
@@ -99,7 +77,7 @@ def measure_one(
     wire = None if moved is None else moved / (repeats * in_a_row)  # of a hop's two ways, this worker sends one
     busy = float(np.median([run[1] for run in runs]))
     # Over a shaped link, a lone message takes its bytes' time or up to twice that, when one direction waits for the
-    # other. Predictions add that (collective_times.LAG), so the fastest run counts.
+    # other. So the fastest run counts.
     return float(min(seconds) if shaped else np.median(seconds)) / calls, busy / calls, wire
 
 
