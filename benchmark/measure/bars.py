@@ -1,4 +1,4 @@
-"""A figure that compares many strategies: horizontal bars with their intervals, coloured by what they have in common."""
+"""A figure that compares many strategies: horizontal bars with their intervals, coloured by group."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
