@@ -23,10 +23,10 @@ import torch
 import torch.distributed as dist
 
 from benchmark.arguments import parse
-from benchmark.cost.predicted_memory import what_would_fit
 from benchmark.measure.machine import environment
 from benchmark.measure.record import read_record
 from benchmark.measure.result import assemble, table
+from benchmark.predicted_memory import what_would_fit
 from benchmark.settings import Settings
 from benchmark.strategies import STRATEGIES
 from benchmark.training.log import Log

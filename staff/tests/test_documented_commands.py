@@ -65,8 +65,6 @@ ELSEWHERE = {
     r"submit\.py": "test_submit_*.py, staff/tests/test_carry.py",
     r"pytest -q tests/own/test_glue.py|-m pytest --hint": "test_glue.py, test_graded_points.py",
     r"staff\.(attacks|sandbox|grade|mistakes|both_sides|gradescope|proofs)|staff/gradescope": "staff's tests",
-    r"benchmark\.(calibrate|checks\.prediction)": "tests/own/test_predict_runs.py runs both, with real workers",
-    r"benchmark\.(predict|tables .*--predict)": "tests/own/test_predict_curves.py and test_predict.py",
     r"runs/task4_\$|for batch|compare\.py": "test_traffic.py",
 }
 

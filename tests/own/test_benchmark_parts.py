@@ -1,5 +1,6 @@
 """The benchmark without workers: arguments, configurations, the instruments, data."""
 
+import importlib
 import json
 import re
 import threading
@@ -13,8 +14,10 @@ from torch import nn
 
 from benchmark.arguments import parse
 from benchmark.engines.deepspeed_config import deepspeed_config
+from benchmark.measure.architecture import describe
 from benchmark.measure.intervals import interval, mean_interval, ratio
 from benchmark.measure.memory import counted
+from benchmark.measure.mfu import utilisation
 from benchmark.measure.payload import sent
 from benchmark.measure.profile import read_trace, waiting_ms
 from benchmark.measure.turns import take_rounds_alone
@@ -291,3 +294,23 @@ def test_padding_carries_no_loss():
     assert len(train) + len(validation) == len(sample_pairs())
     assert item["input_ids"].shape == item["labels"].shape == (48,)
     assert (item["labels"] == -100).any()
+
+
+# --- strategies ---
+
+
+@pytest.mark.parametrize("row", STRATEGIES.values(), ids=lambda row: row.name)
+def test_a_row_names_an_engine_that_exists(row):
+    if row.zero:
+        pytest.importorskip("deepspeed")
+    file, name = row.engine.split(":")
+    assert callable(getattr(importlib.import_module(f"benchmark.engines.{file}"), name))
+
+
+def test_the_model_s_arithmetic_is_compared_with_the_peak_of_all_gpus():
+    settings = replace(parse(["--world_size", "2", "--precision", "bf16"])[0], no_cuda=False)
+    flops = 3 * describe("gpt2-tiny", settings.length).flops
+
+    assert utilisation(settings, 989e12 / flops, "NVIDIA H100 80GB HBM3") == pytest.approx(0.5)
+    assert utilisation(settings, 756e12 / flops, "NVIDIA H100 PCIe") == pytest.approx(0.5)
+    assert utilisation(settings, 1e6, "a GPU of tomorrow") is None

@@ -9,7 +9,6 @@ from common.paths import ROOT
 
 STARTED_BY_US = {  # never by a person
     "benchmark/checks/ranks.py",
-    "benchmark/cost/measuring/rank.py",
     "cluster/cloudlab_profile.py",
     "staff/gradescope/autograder.py",
     "staff/gradescope/classroom50.py",
