@@ -98,6 +98,17 @@ def heads(settings: "Settings") -> str:
 
 
 @dataclass(frozen=True)
+class Label:
+    """What a row of a table shows: a strategy, and in which variant, such as a second engine (again)."""
+
+    strategy: str
+    variant: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.strategy} {self.variant}".rstrip()
+
+
+@dataclass(frozen=True)
 class Strategy:
     """engine: a file and a class in engines/.
 
@@ -124,6 +135,15 @@ class Strategy:
         made: Engine = engine(*self.zero, settings, worker, model)
         return made
 
+    @property
+    def family(self) -> str:
+        """Whose strategy it is."""
+        if self.zero:
+            return "DeepSpeed"
+        if self.name.startswith("own_"):
+            return "lessons of beyond/"
+        return "other libraries" if self.name in ("horovod", "megatron") else "PyTorch"
+
     def why_not(self, settings: "Settings") -> str:
         return next((reason for limit in self.limits if (reason := limit(settings))), "")
 
@@ -139,6 +159,7 @@ class Strategy:
 
 
 ALONE, GPT2 = (one_process,), (gpt2_in_fp32,)
+FAMILIES = ("PyTorch", "DeepSpeed", "lessons of beyond/", "other libraries")  # each has its colour in every figure
 ROWS = (
     Strategy("single", "single:Single", ALONE, keeps_ideal=True),
     Strategy("dp", "single:DP", (needs_gpu, one_process), keeps_ideal=True),

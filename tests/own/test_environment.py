@@ -8,7 +8,6 @@ import pytest
 from common.paths import ROOT
 
 STARTED_BY_US = {  # never by a person
-    "benchmark/checks/delayed_links.py",
     "benchmark/checks/ranks.py",
     "cluster/cloudlab_profile.py",
     "staff/gradescope/autograder.py",
