@@ -21,14 +21,13 @@ import numpy as np
 
 from grader import compare, grading, imports, memory_limits, ranks
 from grader.arithmetic import FLOAT32, Tolerance
-from grader.ranks import broker, one_run, peer, thread_times, zygote_process
+from grader.ranks import broker, one_run, peer, zygote_process
 from grader.ranks.outcome import Failure, RankResult, Result
 from grader.wire import values
 from staff.sandbox import supervisor
-from tests.beyond import sharded_model_memory, test_grid, test_one_f_one_b, toy_shared
+from tests.beyond import test_grid, test_one_f_one_b
 from tests.gradients import test_averaging as averaging
-from tests.pipeline import pipe_shared, test_gpt2
-from tests.start import test_joining, test_start
+from tests.start import test_joining
 from tests.task1 import test_bert
 from tests.task2b import test_loaders as loaders
 from tests.task2b import test_partitions as partitions
@@ -180,26 +179,6 @@ def _nan_is_small() -> None:
     replace(compare, "close", numbers_close)
 
 
-def _no_referee() -> None:
-    """Who worked when is what the rank reports."""
-    replace(pipe_shared, "draw_permits", lambda _, shape: np.ones(shape))
-    replace(pipe_shared, "must_have_permits", lambda *_: None)
-    replace(test_gpt2, "must_be_in_a_pipe", lambda *_: None)
-
-
-def _no_workers() -> None:
-    """The referee gives a permit at once, whoever asks."""
-
-    def ask(self: pipe_shared.PermitReferee, message: dict) -> pipe_shared.Replies:
-        place = tuple(message["place"])
-        if message["what"] == "begin":
-            return [(message["id"], "")]
-        self.arrivals[place], self.made[place] = np.ravel(message["content"]), np.ravel(message["made"])
-        return [(message["id"], float(self.permits[place]))]
-
-    replace(pipe_shared.PermitReferee, "ask", ask)
-
-
 def _import_statements_only() -> None:
     """Of what a file imports only its own import statements are seen."""
 
@@ -217,26 +196,14 @@ def _ranks_are_believed() -> None:
     for module, name in (
         (partitions, "must_be_exact"), (loaders, "check_divided_at_random"), (averaging, "check_used"),
         (traffic, "check_recorded_first"),
-        (test_joining, "check_group"), (test_start, "check_counted"), (test_start, "check_numbers"),
-        (sampling, "check_trained_on"), (test_bert, "check_logits"),
-        (ddp, "check_own_gradients_sent"), (toy_shared, "asked_in_turn"),
-        (sharded_model_memory, "check_sent_before"),
-        (test_one_f_one_b, "check_messages"), (test_grid, "check_sums"),
+        (test_joining, "check_group"), (sampling, "check_trained_on"), (test_bert, "check_logits"),
+        (ddp, "check_own_gradients_sent"), (test_one_f_one_b, "check_messages"), (test_grid, "check_sums"),
     ):  # fmt: skip
         replace(module, name, lambda *_: None)
     replace(loop_shared.Training, "parameters", _believed)
     no_sums = {"path": __file__, "before": 0, "lines": ["sums_over_group = lambda own: []"]}
     joining = test_joining.join_group
     replace(test_joining, "join_group", dataclasses.replace(joining, sources=(*joining.sources, no_sums)))
-
-
-def _ranks_alone() -> None:
-    """Of a rank's memory only what is private and its own is looked at, and not that of processes it has started."""
-    private = "int(open(f'/proc/{pid}/status').read().split('RssAnon:')[1].split()[0]) << 10"
-    largest = "max(map(grader.inside.zygote.memory, family & set(zygote.ranks)))"
-    changes = {"memory": f"lambda pid: {private}"}
-    changes["Zygote._taken"] = f"lambda zygote, family: {largest} - zygote.forked_with"
-    _in_the_zygote("grader.inside.zygote", changes)
 
 
 def _measured_ranks_write() -> None:
@@ -266,13 +233,9 @@ SWITCHES: dict[str, Callable[[], None]] = {
     "messages": _no_limits_of_messages,
     "sweep": _no_sweep,
     "finite": _nan_is_small,
-    "referee": _no_referee,
-    "workers": _no_workers,
-    "threads": lambda: replace(thread_times.ThreadTimes, "end", lambda *_: None),  # whichever thread may have worked
     "imports": _import_statements_only,
     "evidence": _ranks_are_believed,
     "measure": lambda: replace(memory_limits, "check", lambda *_: None),
-    "family": _ranks_alone,
     "no_files": _measured_ranks_write,
 }
 
