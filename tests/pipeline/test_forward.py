@@ -111,25 +111,30 @@ def content(batch: Any) -> Any:
 
 @in_rank(uses=[IN_RANK, content, StandIns], preload=["steps"], join=False)
 def forward(context: Context, lesson: Any, inputs: Any) -> Any:
-    """Yield what each call of forward did: its output, the arguments of the stand-ins, whether the output left the
-    device `last`, and whether the input changed."""
-    a = context.arguments
-    devices = [torch.device(name) for name in [*(f"cpu:{j}" for j in range(a["partitions"] - 1)), a["last"]]]
-    lesson._split_module = lambda modules: ([nn.Sequential(nn.Identity()) for _ in devices], devices)
-    pipe = lesson.Pipe(nn.Sequential(*(nn.Identity() for _ in devices)), a["split_size"])
-    for x in inputs["batches"]:
-        stand_ins, own = StandIns(inputs, a["shape"], a["last"]), x.clone()
-        lesson._clock_cycles, pipe.compute = stand_ins.clock_cycles, stand_ins.compute
-        try:
-            output = pipe.forward(own)
-        except NotImplementedError as error:
-            if "meta" not in str(error):
-                raise
-            yield {"output": None, "moved": True, "changed": False}  # what is on "meta" cannot be copied away from it
-            continue
-        yield stand_ins.report | {
-            "output": content(output), "moved": False, "changed": not torch.equal(own, x),
-        }  # fmt: skip
+    """Yield what each call of forward did, for all batches of all `settings`: its output, the arguments of the
+    stand-ins, whether the output left the device `last`, and whether the input changed."""
+    last = context.arguments["last"]
+    for setting, numbers in zip(context.arguments["settings"], inputs, strict=True):
+        partitions, split_size = setting["partitions"], setting["split_size"]
+        devices = [torch.device(name) for name in [*(f"cpu:{j}" for j in range(partitions - 1)), last]]
+        lesson._split_module = lambda modules, devices=devices: (
+            [nn.Sequential(nn.Identity()) for _ in devices],
+            devices,
+        )
+        pipe = lesson.Pipe(nn.Sequential(*(nn.Identity() for _ in devices)), split_size)
+        for x in numbers["batches"]:
+            context.during = f"calling forward with a batch of shape {tuple(x.shape)}, split_size={split_size}"
+            stand_ins, own = StandIns(numbers, setting["shape"], last), x.clone()
+            lesson._clock_cycles, pipe.compute = stand_ins.clock_cycles, stand_ins.compute
+            try:
+                output = pipe.forward(own)
+            except NotImplementedError as error:
+                if "meta" not in str(error):
+                    raise
+                yield {"output": None, "moved": True, "changed": False}  # what is on "meta" cannot be copied from it
+                continue
+            changed = not torch.equal(own, x)
+            yield stand_ins.report | {"output": content(output), "moved": False, "changed": changed}
 
 
 # --- what is judged ---
@@ -150,25 +155,27 @@ class Call(NamedTuple):
 
 
 def calls_of(grade: Grade, settings: Sequence[Setting] = SETTINGS, last: str = "cpu") -> Iterator[Call]:
-    """Yield every call of every setting."""
-    draw = np.random.default_rng(grade.seed)
+    """Yield every call of every setting. One run makes them all."""
+    draw, inputs = np.random.default_rng(grade.seed), list[dict[str, Any]]()
     for setting in settings:
         batches = [draw.normal(size=(size, *setting.features)) for size in setting.sizes]
         for number, batch in enumerate(batches):
             batch.reshape(len(batch), -1)[:, 0] = np.arange(len(batch))  # each example begins with its number
             batches[number] = np.round(10 * batch).astype(np.int64) if setting.dtype == "int64" else batch
-        shape, n = (max(setting.sizes), setting.partitions), setting.partitions
+        shape = (max(setting.sizes), setting.partitions)
         factors, shifts = draw.integers(2, 6, size=shape), draw.integers(-9, 10, size=shape)
-        arguments = {"partitions": n, "split_size": setting.split_size, "last": last, "shape": setting.shape}
-        inputs = {"batches": batches, "factors": factors, "shifts": shifts}
-        result = run_pipe(grade, forward, [inputs], **arguments)
-        grade.must_return(result)
-        for batch, got in zip(batches, result.values[0], strict=True):
+        inputs.append({"batches": batches, "factors": factors, "shifts": shifts})
+    in_rank_settings = [setting._asdict() for setting in settings]
+    result = run_pipe(grade, forward, [inputs], settings=in_rank_settings, last=last)
+    grade.must_return(result)
+    all_got = iter(result.values[0])
+    for setting, numbers in zip(settings, inputs, strict=True):
+        for batch in numbers["batches"]:
             parts = np.split(batch, np.cumsum(split_sizes(len(batch), setting.split_size))[:-1])
             outputs: list[Any] = parts
-            for j in range(n):
-                outputs = [factors[i, j] * x + shifts[i, j] for i, x in enumerate(outputs)]
-            yield Call(setting, batch, parts, [reshaped(x, setting.shape) for x in outputs], got)
+            for j in range(setting.partitions):
+                outputs = [numbers["factors"][i, j] * x + numbers["shifts"][i, j] for i, x in enumerate(outputs)]
+            yield Call(setting, batch, parts, [reshaped(x, setting.shape) for x in outputs], next(all_got))
 
 
 def reshaped(made: np.ndarray, shape: str) -> np.ndarray:
@@ -241,7 +248,7 @@ def check_cycles(grade: Grade) -> None:
 def check_output(grade: Grade) -> None:
     """Check that the output has the micro-batches in order, on the last device, and that the input is unchanged."""
     whole = "concatenate the output micro-batches along dimension 0, whatever their shape"
-    for call in calls_of(grade, SETTINGS + SHAPES):
+    for call in (*calls_of(grade), *calls_of(grade, SHAPES)):
         value, right, x = call.got["output"], np.concatenate(call.outputs), call.batch
         mistakes = {
             "this is the input; return what compute has put into the list": x,
