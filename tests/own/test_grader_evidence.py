@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from grader.ranks.thread_times import ThreadTimes, cpu_times
 
 from common.paths import ROOT
-from grader.ranks.thread_times import ThreadTimes, cpu_times
 from grader.verdicts import Verdict, Wrong
 from grader.wire.values import MessageError
 from staff.proofs import attack_bank

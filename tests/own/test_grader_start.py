@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from grader.inside.huge_pages import SIZE, HugePages
 
 from common.paths import ROOT
 from course.table import load_course
 from grader import imports, ranks
 from grader.given_files import given_common
 from grader.inside import preload
-from grader.inside.huge_pages import SIZE, HugePages
 from grader.selection import files_to_open
 from tests.own.started_processes import run
 

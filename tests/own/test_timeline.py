@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from handin.runs import find_runs
+from handin.task_tables import problem
 
 from cluster.emulate import bits_per_second, on_nodes, why_not
 from cluster.launch import run_silently
@@ -22,8 +24,6 @@ from common.timeline.run_timeline import network_boxes
 from common.timeline.spans import duration, spans_of, within, without
 from common.timeline.trace import read_trace
 from common.timeline.waiting import Blocked, Message, blocked, by_key, delivered, waits
-from handin.runs import find_runs
-from handin.task_tables import problem
 from tests.own import workers
 from tests.own.made_timelines import after_backward, during_backward
 from tests.own.timeline_ranks import LAYERS, OWN_CODE, SIZE, SLEEP, SLOW
