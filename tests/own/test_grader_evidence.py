@@ -1,6 +1,5 @@
 """What a rank says of its threads, processes and values counts only beside what the grader knows itself."""
 
-import importlib
 import os
 from types import SimpleNamespace
 
@@ -8,10 +7,9 @@ import numpy as np
 import pytest
 
 from common.paths import ROOT
-from grader.ranks.thread_times import ThreadTimes, cpu_times
+from grader.ranks.thread_times import ThreadTimes
 from grader.verdicts import Verdict, Wrong
 from grader.wire.values import MessageError
-from staff.proofs import attack_bank
 from tests.own.inline_student import view_of, view_with
 from tests.own.started_processes import run
 from tests.pipeline import test_compute, test_forward
@@ -115,31 +113,6 @@ def test_where_the_kernel_does_not_count_threads_a_right_program_passes_and_it_i
 
 
 # --- submissions ------------------------------------------------------------------------------------------------------
-
-FILES = ("evidence.toml", "pipeline.toml", "training.toml")
-ATTACKS = [attack.name for attack in attack_bank.load() if attack.bank in FILES]
-SOME = (  # of make test; make bank tries all
-    "permits_for_no_work", "permits_for_no_work_of_gpt2", "one_thread_pays_for_all", "sleepers_for_workers",
-    "shares_without_a_partitioner",
-)  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "name", [name if name in SOME else pytest.param(name, marks=pytest.mark.proof) for name in ATTACKS]
-)
-def test_no_attack_of_the_bank_deceives_the_judge_of_the_test_that_it_targets(tmp_path, name):
-    (attack,) = attack_bank.load([name])
-    if "threads" in attack.off and not cpu_times(os.getpid()):
-        pytest.skip("the kernel does not count the CPU time of threads")
-    attack_bank.hand_in(attack, tmp_path / "submission", {})
-    attack_bank.tree_of(tmp_path / "submission", tmp_path / "tree", believing=False)
-    file, _, function = attack.test.partition("::")
-    test = getattr(importlib.import_module(file.removesuffix(".py").replace("/", ".")), function)
-    (region,) = next(mark.args for mark in test.pytestmark if mark.name == "graded")
-
-    with pytest.raises(Verdict):
-        test(view_of(tmp_path / "tree", region))
-
 
 IN_THREADS = """
 import concurrent.futures
