@@ -44,7 +44,7 @@ def report(arguments: argparse.Namespace) -> None:
         raise InputError('give both --netid and --name "First Last", or neither')
     need_the_environment()
     from handin.student import make_student
-    from handin.write_report import build_report, summary
+    from handin.report import build_report, summary
 
     student = make_student(arguments.netid, arguments.name) if arguments.netid else None
     check_runs(arguments.runs)
@@ -55,7 +55,7 @@ def pack(arguments: argparse.Namespace) -> None:
     need_the_environment()
     from handin.pack import pack
     from handin.student import make_student
-    from handin.write_report import build_report
+    from handin.report import build_report
 
     course, student = load_course(), make_student(arguments.netid, arguments.name)
     check_runs(arguments.runs)

@@ -27,7 +27,6 @@ from grader.verdicts import (
     verdict_of,
 )
 
-LOAD_DEADLINE = 10.0
 PLACE = "REGION --rank RANK"  # in a rank's message about debuggers: a rank does not know its region
 
 
@@ -67,19 +66,12 @@ class Grade:
         """Run a function on the student's file; how it ended is in the result. The same run is made only once.
 
         `arguments` say which function, see in_rank.py. With `payloads` the result keeps what each rank passed to its
-        collectives. Raises the verdict at once if the file does not even load.
+        collectives.
         """
-        arguments = {"file": self.file} | arguments
-        self.must_load(str(arguments["file"]))
+        arguments = {"file": self.file, "preload": ()} | arguments
+        arguments["preload"] = [*arguments["preload"], *self.session.libraries_of(arguments["file"])]
         self.last = self.session.run(world_size, arguments, deadline, payloads)
         return self.last
-
-    def must_load(self, file: str) -> None:
-        """Raise the verdict if a file does not even load: then nothing in it earns points."""
-        arguments = {"file": file, "preload": imports.libraries(self.session.tree, file, self.session.course)}
-        self.last = self.session.run(1, arguments, LOAD_DEADLINE)
-        if verdict := self.verdict(self.last):
-            raise type(verdict)(f"{file} cannot be loaded: {verdict}")
 
     def must_return(self, result: Result) -> None:
         if verdict := self.verdict(result):
@@ -117,10 +109,6 @@ class Grade:
     def fail(self, message: str) -> NoReturn:
         raise Wrong(self.with_seed(message))
 
-    def not_checked(self, what: str) -> None:
-        """Say beside the results that this machine cannot check something; the test judges the rest."""
-        self.session.not_checked.append(f"not checked: {what}")
-
     def with_seed(self, message: str) -> str:
         return f"{message} (inputs drawn with seed {self.seed}; use --seed {self.seed} to repeat them)"
 
@@ -129,4 +117,3 @@ class Grade:
         for file in files:
             if complaint := imports.complaint(self.session.tree, file, self.session.course):
                 raise Wrong(complaint)
-            self.must_load(file)

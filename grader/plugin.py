@@ -229,7 +229,6 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> Any:
         grade = item.funcargs.get("grade") if isinstance(item, pytest.Function) else None
         ran = grade.last if isinstance(grade, Grade) else None
         item.config.stash[WRITTEN].flag(item.config.stash[SESSION].take_flags(), item.nodeid)
-        item.config.stash[WRITTEN].warn(*item.config.stash[SESSION].not_checked)
         item.config.stash[WRITTEN].add(item.config.stash[ENTRIES][item.nodeid], ran)
         if item.config.stash[ENTRIES][item.nodeid].status in (Skipped.status, NotGradedHere.status):
             result.outcome, result.longrepr = "skipped", (str(item.path), item.location[1] or 0, str(result.longrepr))

@@ -12,9 +12,8 @@ import numpy as np
 
 from course.table import Course
 from course.todo import Block, find_blocks
-from grader import ranks
+from grader import imports, ranks
 from grader.given_files import given_common
-from grader.ranks.one_run import REFEREE
 from grader.ranks.outcome import Result
 from grader.tampering import Flag
 from grader.wire.values import Fields
@@ -35,17 +34,22 @@ class Session:
         self.runs: dict[str, Result] = {}
         self.region = ""  # of the test that runs now
         self.timeouts: Counter[str] = Counter()  # runs that met their deadline, by region
+        self._libraries: dict[str, list[str]] = {}  # by file
         self.flags: list[Flag] = []  # of runs since somebody last took them
-        self.not_checked: list[str] = []  # what this machine cannot check
 
     @cached_property
     def given(self) -> Fields | None:
         return given_common(self.tree, self.course)
 
+    def libraries_of(self, file: str) -> list[str]:
+        """Return what the process that forks ranks loads once for all that load this file, see imports.py."""
+        if file not in self._libraries:
+            self._libraries[file] = imports.libraries(self.tree, file, self.course)
+        return self._libraries[file]
+
     def run(self, world_size: int, arguments: dict, deadline: float = DEADLINE, payloads: bool = False) -> Result:
         """Return the result of a run; make it only if it was not made before."""
-        sent = {name: value for name, value in arguments.items() if name != REFEREE}
-        key = fingerprint([world_size, payloads, sent])
+        key = fingerprint([world_size, payloads, arguments])
         if key not in self.runs:
             result = ranks.run(
                 world_size,

@@ -56,6 +56,6 @@ def compare_results(first: Path, second: Path) -> str:
     for label in common:
         estimate = ratio(right["steps_ms"][label], left["steps_ms"][label], paired=False)
         times = "".join(f"{one[label]:>10.1f}" for one in medians)
-        lines.append(f"{label:<16}{times}   {interval_text(estimate):<24}{in_words(estimate)}")
+        lines.append(f"{label:<16}{times}   {interval_text(*estimate):<24}{in_words(estimate)}")
         rows.append({"strategy": label, "ratio": estimate[0], "ratio_95": estimate[1:], "verdict": in_words(estimate)})
     return "\n".join([*lines, json.dumps({"rows": rows})])

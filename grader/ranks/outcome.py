@@ -104,11 +104,7 @@ class Result:
     collectives: list[dict[int, Call]]
     deadline: float
     size: int = 0  # bytes of memory that its values and events take, about
-    children: int = 0  # processes that the ranks had at once; the zygote counts them if `children` are asked for
-    numbers: frozenset[int] = frozenset()  # the zygote has given each of these processes one of them
-    referee: Any = None  # the argument `referee`, with what it has noted
-    # point of a measurement -> bytes that each rank has taken since the fork; 0 if the zygote cannot measure
-    memory: dict[str, list[int]] = field(default_factory=dict)
+    memory: dict[str, list[int]] = field(default_factory=dict)  # point of a measurement -> bytes that each rank has
 
     @property
     def outcome(self) -> str:

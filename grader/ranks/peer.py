@@ -8,7 +8,6 @@ from grader.ranks.outcome import Failure
 from grader.tampering import Flag
 from grader.wire import values
 from grader.wire.processes import PER_RANK
-from grader.wire.values import Fields
 
 MAX_OUTPUT = 100_000  # bytes kept of each rank's stdout, and as many of its stderr
 
@@ -48,7 +47,6 @@ class Peer:
         self.stdout, self.stderr, self.stack = (Output(read) for read, _ in pipes)
         self.rank_fds = [self.rank_line.fileno(), *(write for _, write in pipes)]
         self.frames = values.Frames()
-        self.later: Fields = {}  # what it is given one by one; its events say when
         self.outgoing = bytearray()
         self.listening = True
         self.ending = ""  # the kind of its last message: "returned" or "raised"

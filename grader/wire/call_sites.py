@@ -6,6 +6,7 @@ from pathlib import Path, PurePath
 from types import FrameType
 
 GRADER = str(Path(__file__).resolve().parents[1]) + os.sep
+STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
 OWN_METHOD = "a process group's own method"  # the function of torch.distributed was not called
 
 # Between a student's dist.all_reduce(...) and the backend are only these files: such a call is the student's own.
@@ -31,7 +32,7 @@ class Sites:
         self._autograd = os.path.join(torch, "autograd", "")
         root = os.path.dirname(GRADER.rstrip(os.sep))
         self._course = tuple(os.path.join(root, name, "") for name in sorted(COURSE_FOLDERS))
-        self._libraries = (os.path.join(os.path.dirname(torch), ""), sysconfig.get_path("stdlib") + os.sep)
+        self._libraries = (os.path.join(os.path.dirname(torch), ""), STANDARD_LIBRARY)
         self._plumbing = tuple(os.path.join(torch, "distributed", f"{name}.py") for name in PLUMBING)
         self._plumbing += tuple(f"{folder}{name}.py" for folder in self._libraries for name in DEPRECATED)
 

@@ -10,6 +10,7 @@ anything: what does not parse raises MessageError, and nothing in it is ever exe
 accepts messages that are refused here.
 """
 
+import ctypes
 import json
 import math
 import socket
@@ -118,10 +119,9 @@ def plain_tensor(tensor: Any) -> Any:
 
 def tensor_bytes(plain: Any) -> bytes:
     """Return the elements of a plain tensor in the order of its indices, whatever its strides are."""
-    import torch
-
-    # A copy, since numpy() keeps the storage that it looks at from being resized for good.
-    return plain.reshape(-1).contiguous().view(torch.uint8).clone().numpy().tobytes()
+    flat = plain.contiguous()
+    # Not by numpy(), which keeps the storage that it looks at from being resized for good.
+    return ctypes.string_at(flat.data_ptr(), flat.nbytes) if flat.nbytes else b""
 
 
 def to_array(dtype: str, shape: list[int], raw: bytes | memoryview) -> np.ndarray:
@@ -155,7 +155,7 @@ def to_tensor(dtype: str, shape: list[int], raw: bytes | memoryview) -> Any:
 MakeArray = Callable[[str, list[int], memoryview], Any]
 
 
-def unpack(header: bytes, body: bytes | memoryview, make: MakeArray) -> Any:
+def unpack(header: bytes | bytearray, body: bytes | bytearray | memoryview, make: MakeArray) -> Any:
     """Return the value of a message. Every length, type and offset is checked before use: the sender may be lying."""
     try:
         return _decode(json.loads(header), memoryview(body), make)
@@ -230,7 +230,7 @@ def receive(connection: socket.socket, make: MakeArray = to_array) -> Any:
     return unpack(_read(connection, header), _read(connection, body), make)
 
 
-def _read(connection: socket.socket, length: int) -> bytes:
+def _read(connection: socket.socket, length: int) -> bytearray:
     data = bytearray(length)
     view = memoryview(data)
     while view:
@@ -238,4 +238,4 @@ def _read(connection: socket.socket, length: int) -> bytes:
         if not count:
             raise EOFError("the other side has closed the connection")
         view = view[count:]
-    return bytes(data)
+    return data

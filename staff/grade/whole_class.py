@@ -29,7 +29,7 @@ from staff.grade.gradebook import Row
 from staff.grade.hand_ins import DEADLINE, Grading, grader_files, hidden_files, not_graded_here
 from staff.grade.own_process import Unfinished, run_apart
 from staff.grade.submissions import Submission, name_all
-from staff.sandbox.graded_run import probe, refuse_exposed
+from staff.sandbox.graded_run import refuse_exposed
 
 CLASS_TIME = 600.0  # seconds to write the grade book and the overview, waiting for other parts included
 
@@ -144,18 +144,10 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     deadline = DEADLINE * float(os.environ.get("COS598D_SLOWNESS", "1"))
     parser.add_argument("--deadline", type=float, default=deadline, help="seconds for one submission (%(default)s)")
     parser.add_argument("--hidden", action="store_true", help="also run the hidden tests")
-    parser.add_argument(
-        "--threads-not-checked", action="store_true", help="grade although this machine cannot tell threads apart"
-    )
     parser.add_argument("--tests", nargs="+", metavar="TEST", help="run only these tests (files or pytest node ids)")
     options = parser.parse_args(argv)
     if missing := [path for path in options.submissions if not path.exists()]:
         raise InputError(f"{missing[0]}: no such folder or zip; check the path")
-    if not (probe()["threads"] or options.threads_not_checked):
-        raise InputError(
-            "this kernel does not count the CPU time of each thread, so threads would not be checked; "
-            "grade on another machine, or with --threads-not-checked"
-        )
     if options.jobs < 1:
         raise InputError(f"--jobs: expected at least 1, got {options.jobs}")
     if os.path.realpath(options.out) == str(ROOT) or options.out.is_file():

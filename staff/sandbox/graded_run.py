@@ -41,7 +41,6 @@ from typing import Any
 from common.errors import InputError
 from common.paths import ROOT, cache_dir
 from course.table import load_course
-from grader.ranks.thread_times import kernel_counts
 from staff.sandbox import kernel, landlock, seccomp
 from staff.sandbox.readable import readable
 
@@ -67,7 +66,7 @@ class Outcome:
     """What came of grading one submission; points and messages are in the report, if there is one.
 
     `exit_code` is pytest's: 0 all passed, 1 some failed; 124 the deadline has passed; negative: killed by a signal.
-    `peak_pss_mb` is the largest sum over graders and ranks, looked at every second; `swept` counts processes that had
+    `peak_pss_mb` is the largest sum over graders and ranks, looked at every 5 s; `swept` counts processes that had
     to be killed at the end; `output` is what pytest printed, for staff; `sandbox` says which layers were active.
     """
 
@@ -150,7 +149,6 @@ def probe() -> dict[str, Any]:
         "scratch": _in_child(_mount_scratch),
         "limits": True,
         "memory": True,
-        "threads": kernel_counts(),
     }
     closed = held["landlock"] and _in_child(_try_to_read_secrets)
     held["files"] = "landlock" if closed else "modes" if root and not open_secrets() else "open"

@@ -30,7 +30,7 @@ from staff.sandbox.confine import MIB, Policy
 from staff.sandbox.graded_run import CONFINING, Job, free_uid, make_interpreter_reachable, probe
 
 LOOK = 0.5  # seconds between two looks at the memory
-RECORD = 1.0  # seconds between two measurements for the record: each takes 70 ms of a processor
+RECORD = 5.0  # seconds between two measurements for the record: each takes 70 ms of a processor
 MOST_OUTPUT = 20_000
 GRADERS_MEMORY = 1536  # MiB of address space for the graders' own process, which needs 200
 SPARE_FILES = 20_000  # in all ranks' folders, where these have no file systems of their own
@@ -42,7 +42,7 @@ class Supervisor:
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self.next_record = time.monotonic() + RECORD
+        self.next_record = time.monotonic() + LOOK
         self.peak = 0.0
         self.timed_out = False
         self.swept: set[int] = set()

@@ -24,13 +24,10 @@ NO_NODES = why_not() if sys.platform == "linux" else "network namespaces are Lin
 SMALL = {
     r"task1_single/run_glue\.py": "task1_single/run_glue.py --max_steps 2",
     r"benchmark\.checks\.network": "-m benchmark.checks.network --quick --parts tiny",
-    r"benchmark\.checks\.timings --only loop": "-m benchmark.checks.timings --quick --only loop",
-    r"benchmark\.checks\.timings(?! --only loop)": "-m benchmark.checks.timings --quick",
-    r"benchmark\.checks\.claims": "-m benchmark.checks.claims --quick",
     r"benchmark\.checks\.activation_memory": "-m benchmark.checks.activation_memory --quick",
     r"make pictures|cluster\.pictures": "-m cluster.pictures --only pipeline --into runs/pictures",
     r"benchmark\.checks\.pipeline_speed": "-m benchmark.checks.pipeline_speed --quick --plot bubble.png",
-    r"benchmark\.checks\.network --parts (tiny,large|rate|delay)": "-m benchmark.checks.network --quick",
+    r"benchmark\.checks\.network --parts (tiny,large|rate)": "-m benchmark.checks.network --quick",
     r"make demo$|cluster\.ladder --(workers|demo)": "-m cluster.ladder --workers 2 --batch 4 --iterations 2",
     r"cluster\.two_workers": "-m cluster.two_workers --steps 2",
     r"make demo-cluster|cluster\.ladder --nodes": "-m cluster.ladder --nodes 2 --random_bert 1M --iterations 2",
@@ -68,8 +65,6 @@ ELSEWHERE = {
     r"submit\.py": "test_submit_*.py, staff/tests/test_carry.py",
     r"pytest -q tests/own/test_glue.py|-m pytest --hint": "test_glue.py, test_graded_points.py",
     r"staff\.(attacks|sandbox|grade|mistakes|gradescope|proofs)|staff/gradescope": "staff's tests",
-    r"benchmark\.(calibrate|checks\.prediction)": "tests/own/test_predict_runs.py runs both, with real workers",
-    r"benchmark\.(predict|tables .*--predict)": "tests/own/test_predict_curves.py and test_predict.py",
     r"runs/task4_\$|for batch|compare\.py": "test_traffic.py",
 }
 
@@ -120,7 +115,7 @@ def run(words, tree, monkeypatch, cache=None):
 
 def marked(command: str) -> object:
     """Two run in make bank; those that need nodes or packages are skipped without them."""
-    marks = [pytest.mark.proof if re.search("only loop|parts tiny", command) else pytest.mark.slow]
+    marks = [pytest.mark.proof if re.search("parts tiny", command) else pytest.mark.slow]
     if any(word in command for word in ("checks.network", "--nodes", "--emulated", "cluster.pictures")):
         marks.append(pytest.mark.skipif(bool(NO_NODES), reason=str(NO_NODES)))
     if re.search(r"benchmark\.(?!checks|tables)", command):

@@ -379,16 +379,6 @@ def test_two_hand_ins_that_are_graded_at_once_have_no_processor_in_common(gradin
     assert first and second and not first & second
 
 
-def test_a_machine_that_cannot_tell_threads_apart_is_refused_unless_it_is_asked_for(tmp_path, monkeypatch):
-    monkeypatch.setattr(whole_class, "probe", lambda: {"threads": False})
-    words = [str(tmp_path), "--out", str(tmp_path / "out")]
-
-    with pytest.raises(InputError, match="threads would not be checked; grade on another machine"):
-        whole_class.main(words)
-
-    assert whole_class._options([*words, "--threads-not-checked"]).submissions == [tmp_path]
-
-
 def test_a_submission_that_is_not_there_is_said_before_anything_is_graded(tmp_path):
     with pytest.raises(InputError, match="check the path"):
         whole_class.main([str(tmp_path / "nobody.zip"), "--out", str(tmp_path / "out")])

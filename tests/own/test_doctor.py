@@ -14,10 +14,10 @@ from cluster import cloudlab_profile, doctor
 from cluster.launch import free_port
 from common.paths import ROOT
 from common.workers.machine import interfaces
-from tests.own import ssh_server
+from tests.own import rank_stubs
 from tests.own.started_processes import run
 
-ssh = ssh_server.ssh  # a fixture
+ssh = rank_stubs.ssh  # a fixture
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="nodes are Linux machines")
 
 GOOD_VERSIONS = {"Python": "3.12.3", "torch": "2.13.0", "transformers": "5.23.0"}

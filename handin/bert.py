@@ -1,0 +1,187 @@
+"""The sections on BERT: task 1; tasks 2a, 2b and 3, compared with it and with each other."""
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+from common.arguments import SAMPLE_GLUE
+from common.paths import shown
+from common.timeline.parts import NAMES as PARTS
+from common.timeline.parts import milliseconds
+from handin.figures import Figures
+from handin.findings import Findings, check_comparable, check_time, cores, iteration_time, ratio, table
+from handin.records import ITERATIONS, Run, Runs, differences
+
+LABELS = {"task1": "1 one worker", "task2a": "2a gather + scatter", "task2b": "2b all_reduce", "task3": "3 DDP"}
+SCRIPTS = {"task2a": "task2a_gather_scatter", "task2b": "task2b_allreduce", "task3": "task3_ddp"}
+EPOCHS = 3  # after each of which the course asks for the metric
+LOSSES = 5  # that the course asks for
+
+
+def task1(runs: Runs, findings: Findings, figures: Figures) -> str:
+    """Losses, metric and time of the run with most epochs."""
+    longest = min(runs.of("task1"), key=lambda run: -min(run.epochs, EPOCHS), default=None)
+    command = f"python task1_single/run_glue.py{flags_like(longest)}"
+    if longest is None:
+        findings.miss(f"task 1 over {EPOCHS} epochs", command)
+        return "No run.\n\n"
+    if longest.epochs < EPOCHS:  # in a folder of its own, so that the 40 iterations remain
+        what = f"task 1 over {EPOCHS} epochs ({longest.name} has only {longest.epochs})"
+        findings.miss(what, f"{command} --output_dir runs/task1_epochs")
+    findings.use(longest, "losses and metric of task 1")
+    time, metrics = iteration_time(longest), [of for _, of in longest.first.evaluations]
+    if len(metrics) > 1 and all(of == metrics[0] for of in metrics):
+        findings.doubt(f"{longest.name}: the metric never changes: is the model that is trained also evaluated?")
+    rows = [[epoch, *(f"{value:.4f}" for value in of.values())] for epoch, of in longest.first.evaluations]
+    data = longest.setting["task"].upper() if longest.flag("data_dir") else "the embedded sample"
+    return "".join([
+        losses_table({LABELS["task1"]: longest}),
+        f"Mean time of iterations 2 to {ITERATIONS}: {time.text(4)} s.\n\n" if time else "",
+        f"On the dev set of {data}, after every epoch (`{longest.name}`):\n\n",
+        table(" | ".join(["epoch", *(metrics[0] if metrics else [])]), rows),
+        figures.losses("loss_task1.png", "Training loss of task 1", {LABELS["task1"]: longest}),
+    ])  # fmt: skip
+
+
+def losses_table(runs: dict[str, Run]) -> str:
+    """Return the first losses of each run, as the mean over its workers."""
+    rows = []
+    for label, run in runs.items():
+        of = f" ({len(run.ranks)} of {run.workers} ranks)" if len(run.ranks) < run.workers else ""
+        losses = [f"{loss:.6f}" for loss in run.losses[:LOSSES]]
+        rows.append([label + of, *losses, *["–"] * (LOSSES - len(losses)), f"`{run.name}`"])
+    return table(f"losses | {' | '.join(f'iteration {i + 1}' for i in range(LOSSES))} | run", rows)
+
+
+def ladder(runs: Runs, findings: Findings, figures: Figures) -> str:
+    """Tasks 2a, 2b and 3: losses, times and speed-ups, communication, timelines."""
+    timed = [found[0] for kind in SCRIPTS if (found := runs.of(kind))]
+    like = next(iter([*timed, *runs.of("task1")]), None)
+    for kind, script in SCRIPTS.items():
+        if not any(run.first.kind == kind and iteration_time(run) for run in timed):
+            command = f"{script}/run_glue.py --max_steps {ITERATIONS}{flags_like(like)}"
+            findings.miss(f"40 iterations of {LABELS[kind]}", f"python -m cluster.launch --workers 4 -- {command}")
+    # Where task 1 ran several times, that run is compared which differs least from the others.
+    ones = sorted(runs.of("task1"), key=lambda one: sum(len(differences(one.setting, run.setting)) for run in timed))[
+        :1
+    ]
+    compared = {LABELS[run.first.kind]: run for run in [*ones, *timed]}
+    for run in compared.values():
+        findings.use(run, "losses and times")
+        check_time(run, findings)
+    _check_losses(list(compared.values()), findings)
+    shown_timelines = [(LABELS[kind].split()[0], runs.with_timeline(kind), "make demo") for kind in SCRIPTS]
+    return "".join([
+        "### Losses\n\n",
+        losses_table(compared),
+        figures.losses("losses.png", "Training loss, where all runs have one", compared),
+        f"### Time of an iteration\n\nIterations 2 to {ITERATIONS} on rank 0: mean ± standard error. Speed-up: over "
+        "one worker with the same total batch.\n\n",
+        _times(ones, runs, findings),
+        figures.times("times.png", "Mean time of an iteration; error bars: two standard errors", compared),
+        "### Communication\n\nMean of the phase `communication` over the same iterations, as each rank measures it; "
+        "calls of collectives in one iteration, and megabytes that the rank passes to them.\n\n",
+        _communication(timed),
+        "### Who computes, who sends, who waits\n\n",
+        timelines(shown_timelines, findings, figures),
+    ])  # fmt: skip
+
+
+def _check_losses(runs: Sequence[Run], findings: Findings) -> None:
+    """Doubt losses that differ from those of the first run, although nothing else differs."""
+    for run in runs[1:]:
+        what = f"losses of {runs[0].name} and {run.name}"
+        if not check_comparable(
+            findings, what, runs[0].setting, run.setting, ("machine", "device", "torch", "workers")
+        ):
+            continue
+        if run.setting["dropout"] != 0:
+            findings.doubt("losses are only similar, because dropout was on: add --dropout 0 to all runs")
+        elif any(abs(a - b) > 1e-3 for a, b in zip(runs[0].losses[:LOSSES], run.losses[:LOSSES], strict=False)):
+            findings.doubt(f"{what} differ with the same seed and batch: one of the two averages gradients or divides "
+                           "the examples incorrectly, or lacks a rank")  # fmt: skip
+
+
+def _times(ones: list[Run], runs: Runs, findings: Findings) -> str:
+    """Return a row for the best run of each task and number of workers, against one worker and against DDP."""
+    best = [*ones]
+    for kind in SCRIPTS:
+        by_workers = {run.workers: run for run in reversed(runs.of(kind)) if run.workers > 1}
+        best += [run for _, run in sorted(by_workers.items())]
+    rows = []
+    for run in best:
+        if not (time := iteration_time(run)):
+            continue
+        speedup, against_ddp = ["–", ""], ["–", ""]
+        for base in ones:
+            of_base, bounds = iteration_time(base), {"the number of workers": run.workers, "the cores": cores(run)}
+            of, bound = min(bounds.items(), key=lambda pair: pair[1])
+            what = f"the speed-up of {run.name} over {base.name}"
+            if run is not base and of_base and check_comparable(findings, what, base.setting, run.setting):
+                speedup = ratio(findings, what, of_base, time, bound, of)
+        ddp = next((other for other in best if other.first.kind == "task3" and other.workers == run.workers), run)
+        what = f"the time of {run.name} over {ddp.name}"
+        if (
+            ddp is not run
+            and (of_ddp := iteration_time(ddp))
+            and check_comparable(findings, what, ddp.setting, run.setting)
+        ):
+            against_ddp = ratio(findings, what, time, of_ddp)
+        note = "; ".join(filter(None, (speedup[1], against_ddp[1] and f"{against_ddp[1]} of DDP")))
+        begin = [LABELS[run.first.kind], run.workers, run.first.threads, time.text(4)]
+        rows.append([*begin, speedup[0], against_ddp[0], note, f"`{run.name}`"])
+    return table("task | workers | threads each | s per iteration | speed-up | time / DDP | note | run", rows)
+
+
+def _communication(timed: list[Run]) -> str:
+    rows = []
+    for run in timed:
+        for rank in run.ranks[:2]:  # the root, and one of the others
+            cells, steps = ["–", "–"], max(1, len(rank.seconds))
+            measured = [seconds for seconds in rank.communication[1:ITERATIONS] if seconds is not None]
+            if measured:  # DDP communicates inside backward
+                share = sum(measured) / sum(rank.seconds[1:ITERATIONS])
+                cells = [f"{statistics.fmean(measured):.4f}", f"{share:.0%}"]
+            calls = ", ".join(f"{count / steps:.3g} {name}" for name, count, _ in rank.collectives)
+            sent = sum(size for _, _, size in rank.collectives) / steps / 1e6
+            rows.append([LABELS[run.first.kind], rank.rank, *cells, calls, f"{sent:.2f}", f"`{run.name}`"])
+    return table("task | rank | seconds | of an iteration | calls | MB | run", rows)
+
+
+def timelines(rows: Sequence[tuple[str, list[Run], str]], findings: Findings, figures: Figures) -> str:
+    """Return the parts of a step on every rank, and pictures. rows: label, runs (the first is shown), command."""
+    cells, pictures = [], ""
+    for label, found, command in rows:
+        if not found:
+            findings.miss(f"the timeline of {label}", command)
+        for run in found[:1]:
+            findings.use(run, "timeline")
+            pictures += figures.timeline(f"One step of {label} ({run.name})", run, findings)
+            for row, of in sorted({row: of for rank in run.ranks for row, of in rank.timeline.items()}.items()):
+                parts = [milliseconds(of[part], 1) for part in (*PARTS, "hidden")]
+                cells.append([label, row, *parts, f"`{run.name}`"])
+    if not cells:
+        return "No run with --timeline.\n\n"
+    head = f"task | rank | {' | '.join(PARTS)} | hidden | run"
+    return (
+        "Milliseconds of a step, as the mean of the steps that --timeline has shown. The parts add up to a step. "
+        "Exposed: communication that nothing hides; waiting: for a rank that has not arrived; hidden: communication "
+        "beside the others. A run of `make demo` may train a larger model.\n\n"
+        f"{table(head, cells)}{pictures}"
+    )
+
+
+def flags_like(run: Run | None) -> str:
+    """Return the flags that make a new run comparable with this one; without one, those that the course asks for."""
+    if run is None:
+        return " --dropout 0"
+    flags = {}
+    if not run.setting["model"].startswith("tiny"):
+        flags["model_name_or_path"] = shown(Path(run.flag("model_name_or_path")))
+    if run.flag("data_dir"):
+        names = ("task_name", "max_seq_length", "learning_rate")
+        flags |= {"data_dir": shown(Path(run.flag("data_dir")))} | {name: run.flag(name) for name in names}
+    epochs = EPOCHS if run.flag("data_dir") else SAMPLE_GLUE["epochs"]
+    defaults = {"num_train_epochs": epochs, "seed": 42, "dropout": None}
+    flags |= {name: run.flag(name) for name, default in defaults.items() if run.flag(name) != default}
+    return "".join(f" --{name} {value}" for name, value in flags.items())

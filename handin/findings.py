@@ -1,0 +1,108 @@
+"""What comes up while the report is written, and what figures have to pass before the report believes them."""
+
+import math
+import os
+import socket
+import statistics
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from common.workers.processor import disturbance, other_programs
+from handin.records import ITERATIONS, Run, differences
+
+BLOCK = 5
+NOT_OF_TIMES = ("dropout", "learning rate", "steps of the schedule", "workers")  # two times may differ in these
+
+
+@dataclass
+class Findings:
+    """missing: what is missing, and the command that makes it. used: name of a run -> what the report takes from it."""
+
+    missing: list[tuple[str, str]] = field(default_factory=list)
+    doubts: list[str] = field(default_factory=list)
+    used: dict[str, list[str]] = field(default_factory=dict)
+
+    def miss(self, what: str, command: str) -> None:
+        self.missing.append((what, command))
+
+    def doubt(self, *texts: str) -> None:
+        self.doubts += [text for text in texts if text not in self.doubts]
+
+    def use(self, run: Run, what: str) -> None:
+        """Note that the report takes something from a run, and doubt the run if something is wrong with it."""
+        self.doubt(*(f"{run.name}: {problem}" for problem in run.problems))
+        self.used.setdefault(run.name, []).append(what)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A mean and its error; None: it is of one value, so nobody knows."""
+
+    mean: float
+    error: float | None
+
+    def text(self, digits: int) -> str:
+        """Return a cell of a table, such as "0.1000 ± 0.0002", which is not broken into two lines."""
+        deviation = "" if self.error is None else f"\u00a0±\u00a0{self.error:.{digits}f}"
+        return f"{self.mean:.{digits}f}{deviation}"
+
+
+def table(head: str, rows: Sequence[Sequence[object]]) -> str:
+    """Return a table in Markdown. head: the columns' names, separated as they will be: "task | workers"."""
+    if not rows:
+        return "No run.\n\n"
+    lines = [" | ".join(str(cell).replace("|", "\\|") for cell in row) for row in rows]
+    return "\n".join(f"| {line} |" for line in [head, " | ".join("---" for _ in head.split(" | ")), *lines]) + "\n\n"
+
+
+def iteration_time(run: Run) -> Measured | None:
+    """Return the mean seconds of iterations 2 to 40 with its standard error; None if there are none.
+
+    The error is that of the means of blocks of iterations. Neighbours are alike, since whatever else the machine does
+    takes longer than one iteration: single iterations would promise too much.
+    """
+    seconds = run.first.seconds[1:ITERATIONS]
+    blocks = [statistics.fmean(seconds[i : i + BLOCK]) for i in range(0, len(seconds) - BLOCK + 1, BLOCK)]
+    error = statistics.stdev(blocks) / math.sqrt(len(blocks)) if len(blocks) > 1 else None
+    return Measured(statistics.fmean(seconds), error) if seconds else None
+
+
+def check_time(run: Run, findings: Findings) -> None:
+    """Doubt the times of a run that is too short, or during which other programs were busy."""
+    if run.iterations < ITERATIONS:
+        findings.doubt(f"{run.name}: only {run.iterations} iterations; the course asks for {ITERATIONS}")
+    processors = [rank.processor for rank in run.ranks if rank.processor]
+    alone = len({rank.setting["machine"] for rank in run.ranks}) == 1  # a machine sees only its own programs
+    if alone and len(processors) == run.workers and (warning := disturbance(other_programs(processors))):
+        findings.doubt(f"{run.name}: {warning}; run it again")
+
+
+def cores(run: Run) -> float:
+    """Return how many cores the workers of a run shared; infinite where this is not known: on GPUs, or elsewhere."""
+    here = {rank.setting["machine"] for rank in run.ranks} == {socket.gethostname()}
+    return os.cpu_count() or math.inf if here and run.setting["device"] == "cpu" else math.inf
+
+
+def check_comparable(
+    findings: Findings, what: str, one: dict, other: dict, but: Collection[str] = NOT_OF_TIMES
+) -> bool:
+    """Return whether two settings are the same, apart from `but`; if not, say why `what` cannot be compared."""
+    reasons = differences(one, other, but)
+    if reasons:
+        findings.doubt(f"{what} cannot be compared: {'; '.join(reasons)}")
+    return not reasons
+
+
+def ratio(
+    findings: Findings, what: str, top: Measured, bottom: Measured, bound: float = math.inf, of: str = ""
+) -> list[str]:
+    """Return two cells: top / bottom, and a note on it. bound: the largest ratio that is possible, given by `of`."""
+    value, note = top.mean / bottom.mean, ""
+    noise = math.inf if top.error is None or bottom.error is None else 2 * math.hypot(top.error, bottom.error)
+    if value > bound:
+        note = f"above {of}, {bound:.4g}"
+        findings.doubt(f"{what} is {value:.2f}, {note}: one of the two runs was disturbed, or did different work")
+    elif abs(top.mean - bottom.mean) <= noise < math.inf:
+        note = "within the noise"
+        findings.doubt(f"{what} is {value:.2f}, {note}: do not call one of the two faster")
+    return [f"{value:.2f}", note]

@@ -1,0 +1,158 @@
+"""Builds report/report.md from the records of all tasks, and the PDF from it; the student's own words are kept.
+
+    runs/, submit_figures/ -> tables, figures, findings -> report.md, with the student's words -> PDF
+
+What is missing or suspicious comes first, then the measurements and questions of each part, and the code at the end.
+"""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.errors import InputError
+from common.paths import atomic_write
+from course.table import Course
+from course.todo import find_blocks
+from handin.bert import ladder, task1
+from handin.figures import Figures
+from handin.findings import Findings
+from handin.gpt2 import beyond, pipeline, scaling
+from handin.pdf import markdown_to_pdf
+from handin.questions import questions_of
+from handin.records import DAMAGED, Runs, find_runs
+from handin.student import Student, remembered
+from handin.traffic import traffic
+from handin.words import is_unchanged_outside, read_words, section, with_fingerprint
+
+TITLE = "Distributed Training of Language Models"
+EXPLAINED = (
+    "<!-- Built by `python submit.py report`. Write between the lines `your words` and `end of your words`: only that "
+    "is kept when the report is built again. -->\n\n"
+)
+# Key (see Question.section) -> heading, the tasks of course.toml of which one is enough, and what writes it.
+Writer = Callable[[Runs, Findings, Figures], str]
+SECTIONS: dict[str, tuple[str, set[str], Writer]] = {
+    "task1": ("Task 1: one worker", {"1"}, task1),
+    "ladder": ("Tasks 2a, 2b and 3: several workers", {"2a", "2b", "3"}, ladder),
+    "traffic": ("Task 4: network traffic", {"4"}, traffic),
+    "scaling": ("GPT-2: data parallel", {"2b"}, scaling),
+    "pipeline": ("GPT-2: pipeline", {"p"}, pipeline),
+    "beyond": ("Beyond DDP (bonus)", {"b"}, beyond),
+    "implementation": ("Your implementation", set(), lambda *_: "The code is in the appendix.\n\n"),
+}
+
+
+@dataclass(frozen=True)
+class Report:
+    """The report that was built. kept_copy: the earlier one, if anything was written outside of its sections."""
+
+    markdown: Path
+    pdf: Path
+    findings: Findings
+    kept_copy: Path | None
+
+
+def build_report(tree: Path, course: Course, student: Student | None = None, folder: Path | None = None) -> Report:
+    """Build both forms of the report in tree/report from the runs in `folder`, by default tree/runs.
+
+    Raises:
+        InputError: the sections of an earlier report are damaged.
+    """
+    path = tree / "report" / "report.md"
+    earlier = path.read_text(encoding="utf-8") if path.exists() else ""
+    words, student = read_words(earlier, "report/report.md"), student or remembered(earlier)
+    findings, figures = Findings(), Figures(path.parent / "figures")
+    runs = find_runs(folder or tree / "runs", tree / "submit_figures")
+    text = with_fingerprint(_write(tree, course, student, words, runs, findings, figures))
+    kept_copy = None
+    is_kept = words.keys() <= {question.name for question in questions_of(course)} and is_unchanged_outside(earlier)
+    if earlier and not is_kept:
+        copies = (path.with_name(f"report.old{number}.md") for number in itertools.count(1))
+        kept_copy = path.rename(next(copy for copy in copies if not copy.exists()))
+    pdf = path.with_name(f"{student.stem if student else 'draft'}.pdf")
+    content = markdown_to_pdf(text, path.parent, TITLE, student.name if student else "")
+    for target, data in ((path, text.encode()), (pdf, content)):
+        with atomic_write(target, "wb") as file:
+            file.write(data)
+    return Report(path, pdf, findings, kept_copy)
+
+
+def _write(
+    tree: Path, course: Course, student: Student | None, words: dict[str, str], runs: Runs, findings: Findings,
+    figures: Figures,
+) -> str:  # fmt: skip
+    """Return the report as Markdown."""
+    findings.doubt(*runs.unusable)
+    questions, body = questions_of(course), ""
+    for key, (heading, tasks, write) in SECTIONS.items():
+        if not tasks or tasks & course.tasks.keys():
+            try:
+                measured = write(runs, findings, figures)
+            except DAMAGED as error:
+                measured = "A record of these runs cannot be used.\n\n"
+                findings.doubt(f"{heading}: a record is damaged, or of another version of the scripts ({error!r})")
+            body += f"## {heading}\n\n{measured}"
+            for question in (question for question in questions if question.section == key):
+                body += f"**{question.text}**\n\n{section(question.name, words.get(question.name, ''))}"
+    body += f"## Which run each number came from\n\n{_provenance(runs, findings)}"
+    body += f"## Appendix: code\n\n{_code(tree, course, findings)}"
+    required = [question.name for question in questions if question.task not in course.bonus_tasks]
+    if empty := [name for name in required if not words.get(name, "").strip()]:
+        findings.miss(f"answers to {len(empty)} questions: {', '.join(empty)}", "edit report/report.md")
+    name = f"{student.name}, {student.netid}\n\n{student.comment}\n\n" if student else ""
+    missing = "".join(f"- {what}: `{command}`\n" for what, command in findings.missing)
+    doubts = "".join(f"- {doubt}\n" for doubt in findings.doubts)
+    missing = missing and f"## Missing\n\n{missing}\n"
+    doubts = doubts and f"## Suspicious\n\nMeasure these again, or explain them below.\n\n{doubts}\n"
+    return f"# {TITLE}\n\n{name}{EXPLAINED}{missing}{doubts}{body}"
+
+
+def _provenance(runs: Runs, findings: Findings) -> str:
+    """Return what the report takes from each run, and how the run was made."""
+    lines = []
+    for run in (run for run in runs.found if run.name in findings.used):
+        of, used = run.setting, ", ".join(dict.fromkeys(findings.used[run.name]))
+        size = f"{len(run.ranks)} of {run.workers} rank{'s' if run.workers > 1 else ''}, {run.iterations} iterations"
+        work = f"{of['model']} on {of['data']}, batch {of['total batch']}, seed {of['seed']}"
+        lines.append(f"- `{run.name}`: {used} ({size}; {work}; {of['machine']}, {of['device']}, torch {of['torch']})\n")
+    return f"{''.join(lines)}\n" if lines else "No run.\n\n"
+
+
+def _code(tree: Path, course: Course, findings: Findings) -> str:
+    """Return the student's lines of every region, from the file in which the region first appears."""
+    parts = []
+    for task in course.tasks.values():
+        texts, unsolved = [], []
+        for row in (row for row in course.regions.values() if row.task == task.id):
+            try:
+                blocks = find_blocks((tree / row.file).read_text(encoding="utf-8"), row.file)
+            except FileNotFoundError:
+                blocks = []
+            except (OSError, UnicodeDecodeError, InputError) as error:
+                findings.doubt(f"cannot tell which lines of {row.file} are yours: {error}")
+                continue
+            own = [block for block in blocks if block.id == row.id]
+            if not own or not all(block.attempted for block in own):
+                unsolved.append(row.id)
+                continue
+            lines = "\n\n".join(block.body.strip("\n") for block in own)
+            fence = "````" if "```" in lines else "```"
+            title = row.title.replace("_", "\\_")  # Markdown would take __init__ for bold
+            texts.append(f"#### {row.id} {title} ({row.file})\n\n{fence}python\n{lines}\n{fence}\n\n")
+        if unsolved and not task.bonus:
+            texts.append(f"Not solved: {', '.join(unsolved)}.\n\n")
+            findings.miss(f"regions {', '.join(unsolved)} are not solved", f"pytest --hint {unsolved[0]}")
+        if texts:
+            parts.append(f"### {task.title}{' (bonus)' if task.bonus else ''}\n\n{''.join(texts)}")
+    return "".join(parts)
+
+
+def summary(report: Report, tree: Path) -> list[str]:
+    """Return what the command prints."""
+    lines = [f"missing: {what}\n         {command}" for what, command in report.findings.missing]
+    lines += [f"suspicious: {doubt}" for doubt in report.findings.doubts]
+    if report.kept_copy:
+        name = report.kept_copy.relative_to(tree)
+        lines.append(f"note: the earlier report was changed outside of its sections; it is kept as {name}")
+    return [*lines, f"report: {report.markdown.relative_to(tree)} and {report.pdf.relative_to(tree)}"]
