@@ -25,6 +25,7 @@ from common.paths import ROOT
 from grader.wire.processes import descendants, kill_all
 from staff.grade import result_store
 from staff.grade.class_files import summary, write_class
+from staff.grade.gradebook import Row
 from staff.grade.hand_ins import DEADLINE, Grading, grader_files, hidden_files, not_graded_here
 from staff.grade.own_process import Unfinished, run_apart
 from staff.grade.submissions import Submission, name_all
@@ -52,9 +53,9 @@ def grade_all(grading: Grading, submissions: Sequence[Submission], jobs: int) ->
                 if error := future.exception():
                     print(f"{name}: not graded: {type(error).__name__}: {error}", file=sys.stderr)
                     continue
-                graded_now[name] = future.result()
+                row, graded_now[name] = future.result()
                 with contextlib.suppress(Exception):  # to tell of it must not cost the others anything
-                    tell(grading, name, graded_now[name], f"{len(graded_now)}/{len(submissions)}")
+                    tell(row, graded_now[name], f"{len(graded_now)}/{len(submissions)}")
         except BaseException:
             grading.stop.set()
             pool.shutdown(wait=False, cancel_futures=True)
@@ -70,15 +71,14 @@ def processors_of_jobs(processors: Sequence[int], jobs: int) -> list[set[int]]:
     return [set(processors[job::jobs]) for job in range(jobs)]
 
 
-def tell(grading: Grading, name: str, now: bool, count: str) -> None:
+def tell(row: Row, now: bool, count: str) -> None:
     """Print one line as soon as a submission is done."""
-    row = result_store.read(grading.out, name)
     figures = f"{row.run['wall_s']:6.1f} s  {row.run['peak_pss_mb'] or 0:6.0f} MB" if now else "already graded"
     score = f"{row.report['score']:3} of {row.report['max_score']}"
     score += f" + {row.report['bonus']:2} of {row.report['max_bonus']} bonus" if row.report.get("max_bonus") else ""
     review = ["needs manual review"] if row.run.get("flags") else []
     notes = "; ".join([*review, *row.run["notes"]])
-    print(f"{count:>7}  {score}  {figures}  {name}  {notes[:100]}".rstrip(), flush=True)
+    print(f"{count:>7}  {score}  {figures}  {row.name}  {notes[:100]}".rstrip(), flush=True)
 
 
 def share(submissions: Sequence[Submission], part: str) -> list[Submission]:

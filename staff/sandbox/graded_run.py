@@ -18,7 +18,7 @@ Isolation layers, each used where the machine supports it and named in every rep
 The graders' own process has a limit of memory, so a rank that sends too much ends its own grading and nothing else.
 
 Always there: the graders are in other processes than the ranks and take values from them, never verdicts; a clean
-environment; a copied tree; a deadline; a watch on memory; a sweep of all that is left. staff/attacks.py proves each.
+environment; a tree of its own; a deadline; a watch on memory; a sweep of all that is left. staff/attacks.py tries them.
 
 bubblewrap, nsjail and systemd-run isolate a program that they start. Ranks are forked from a process that has imported
 torch; a program of its own would cost each rank 5 s.
@@ -52,15 +52,13 @@ UIDS = range(20_000, 60_000)  # where a container maps only 65,536 users, these 
 
 @dataclass(frozen=True)
 class Job:
-    """What the supervisor is to run, and under which limits; see run_graded."""
+    """What the supervisor is to run; see run_graded."""
 
     tree: str
     report: str
     tests: Sequence[str]
     seed: int | None
     deadline_s: float
-    off: Sequence[str]
-    limits: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -89,28 +87,25 @@ def run_graded(
     seed: int | None,
     deadline_s: float,
     env: Mapping[str, str] | None = None,
-    off: Sequence[str] = (),
-    limits: Mapping[str, int] | None = None,
-    supervisor: str = "staff.sandbox.supervisor",
 ) -> Outcome:
-    """Run `tests` (pytest's node ids, relative to the repository) on a copy of `tree`; blocks until all is swept.
+    """Run `tests` (pytest's node ids, relative to the repository) on `tree`, which goes; blocks until all is swept.
 
-    May be called from several threads or processes at once. If the caller is killed, everything below dies. `env` is
-    added to a small environment of our own, and `limits` are fields of confine.Policy. Nothing that a submission does
-    raises here. For staff/attacks.py: `off` names layers that are not built, and `supervisor` is another module to run.
+    The files of the tree are plain and can be read by every user. May be called from several threads or processes at
+    once. If the caller is killed, everything below dies. `env` is added to a small environment of our own. Nothing that
+    a submission does raises here.
 
     Raises:
         InputError: `tree` is no folder.
     """
     if not Path(tree).is_dir():
         raise InputError(f"{tree}: expected the folder of a submission's files, found none; unpack it first")
-    job = Job(os.path.abspath(tree), os.path.abspath(report), tests, seed, deadline_s, off, limits or {})
+    job = Job(os.path.abspath(tree), os.path.abspath(report), tests, seed, deadline_s)
     command = [sys.executable, "-P", "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); import runpy; "
-               f"runpy.run_module('{supervisor}', run_name='__main__')"]  # fmt: skip
+               "runpy.run_module('staff.sandbox.supervisor', run_name='__main__')"]  # fmt: skip
     process = subprocess.Popen(
         command,
         cwd=ROOT,
-        env=(dict(os.environ) if "environment" in off else {}) | environment() | dict(env or {}),
+        env=environment() | dict(env or {}),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
