@@ -52,8 +52,11 @@ def cell(value: float | str | None, digits: int = 2, unit: float = 1.0, missing:
     return missing if value is None else f"{value / unit:.{digits}f}"
 
 
-def write_csv(path: Path, rows: Iterable[Sequence[object]]) -> None:
+def write_csv(path: Path, rows: Iterable[Sequence[object]], comment: str = "") -> None:
+    """Write rows; the comment, if there is one, is the first line."""
     with atomic_write(path) as file:
+        if comment:
+            file.write(f"# {comment}\n")
         csv.writer(file, lineterminator="\n").writerows(rows)
 
 

@@ -45,3 +45,11 @@ def take_rounds_alone(
 
     seconds = np.array([take_round([idle, *turns], number, seed, meet, clock) for number in range(rounds)])
     return seconds[:, 1:] - np.median(seconds[warm_up:, 0])  # type: ignore[no-any-return]
+
+
+def take_rounds(
+    steps: Sequence[Step], rounds: int, warm_up: int = 1, meet: Step = nothing, clock: Clock = time.perf_counter
+) -> np.ndarray:
+    """Let the steps take turns; return their seconds (rounds, steps), those of the warm-up left out."""
+    turns: list[Turn] = [lambda _, step=step: step for step in steps]  # type: ignore[misc]
+    return np.array([take_round(turns, number, meet=meet, clock=clock) for number in range(warm_up + rounds)])[warm_up:]

@@ -34,11 +34,9 @@ SMALL = {
     r"benchmark\.run": "-m benchmark.run --workers 2 --max_steps 4 --dropped 1",
     r"benchmark\.compare": "-m benchmark.compare --workers 2 --max_steps 5 --only fsdp",
     r"benchmark\.prove": "-m benchmark.prove --strategy ddp",
-    r"benchmark\.accounting": "-m benchmark.accounting --workers 2 --only ddp",
-    r"benchmark\.accounting .*--emulated": "-m benchmark.accounting --workers 2 --only ddp --emulated",
     r"benchmark\.sweep": "-m benchmark.sweep --strategies single --batch_sizes 1 --workers 1 --steps 3",
-    r"benchmark\.frameworks": "-m benchmark.frameworks --strategies single,ddp --workers 1,2 --steps 6",
-    r"benchmark\.capacity": "-m benchmark.capacity --quick",
+    r"benchmark\.sweep .*--examples_per_step": "-m benchmark.sweep --only single,ddp --workers 1,2 --steps 6 "
+    "--examples_per_step 4 --output_dir runs/benchmark/strong",
     r"benchmark\.tables": "-m benchmark.tables runs/benchmark/sweep",  # of the row above
 }
 NO_JSON = ("task1_single", "-m cluster.ladder", "-m cluster.two_workers", "-m cluster.pictures")  # lines for people
@@ -116,7 +114,7 @@ def run(words, tree, monkeypatch, cache=None):
 def marked(command: str) -> object:
     """Two run in make bank; those that need nodes or packages are skipped without them."""
     marks = [pytest.mark.proof if re.search("parts tiny", command) else pytest.mark.slow]
-    if any(word in command for word in ("checks.network", "--nodes", "--emulated", "cluster.pictures")):
+    if any(word in command for word in ("checks.network", "--nodes", "cluster.pictures")):
         marks.append(pytest.mark.skipif(bool(NO_NODES), reason=str(NO_NODES)))
     if re.search(r"benchmark\.(?!checks|tables)", command):
         without = importlib.util.find_spec("tensorboard") is None
