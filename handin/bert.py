@@ -7,7 +7,7 @@ from pathlib import Path
 from common.arguments import SAMPLE_GLUE
 from common.paths import shown
 from common.timeline.parts import NAMES as PARTS
-from common.timeline.parts import milliseconds
+from common.timeline.parts import Parts, mean, milliseconds
 from handin.figures import Figures
 from handin.findings import Findings, check_comparable, check_time, cores, iteration_time, ratio, table
 from handin.records import ITERATIONS, Run, Runs, differences
@@ -29,11 +29,12 @@ def task1(runs: Runs, findings: Findings, figures: Figures) -> str:
         what = f"task 1 over {EPOCHS} epochs ({longest.name} has only {longest.epochs})"
         findings.miss(what, f"{command} --output_dir runs/task1_epochs")
     findings.use(longest, "losses and metric of task 1")
-    time, metrics = iteration_time(longest), [of for _, of in longest.first.evaluations]
+    time, evaluations = iteration_time(longest), longest.records[0]["evaluations"]
+    metrics = [evaluation["metrics"] for evaluation in evaluations]
     if len(metrics) > 1 and all(of == metrics[0] for of in metrics):
         findings.doubt(f"{longest.name}: the metric never changes: is the model that is trained also evaluated?")
-    rows = [[epoch, *(f"{value:.4f}" for value in of.values())] for epoch, of in longest.first.evaluations]
-    data = longest.setting["task"].upper() if longest.flag("data_dir") else "the embedded sample"
+    rows = [[of["epoch"], *(f"{value:.4f}" for value in of["metrics"].values())] for of in evaluations]
+    data = longest.setting["task"].upper() if longest.config["data_dir"] else "the embedded sample"
     return "".join([
         losses_table({LABELS["task1"]: longest}),
         f"Mean time of iterations 2 to {ITERATIONS}: {time.text(4)} s.\n\n" if time else "",
@@ -45,11 +46,10 @@ def task1(runs: Runs, findings: Findings, figures: Figures) -> str:
 
 def losses_table(runs: dict[str, Run]) -> str:
     """Return the first losses of each run, as the mean over its workers."""
-    rows = []
-    for label, run in runs.items():
-        of = f" ({len(run.ranks)} of {run.workers} ranks)" if len(run.ranks) < run.workers else ""
-        losses = [f"{loss:.6f}" for loss in run.losses[:LOSSES]]
-        rows.append([label + of, *losses, *["–"] * (LOSSES - len(losses)), f"`{run.name}`"])
+    rows = [
+        [label, *(f"{loss:.6f}" for loss in run.losses[:LOSSES]), *["–"] * (LOSSES - len(run.losses)), f"`{run.name}`"]
+        for label, run in runs.items()
+    ]
     return table(f"losses | {' | '.join(f'iteration {i + 1}' for i in range(LOSSES))} | run", rows)
 
 
@@ -58,14 +58,14 @@ def ladder(runs: Runs, findings: Findings, figures: Figures) -> str:
     timed = [found[0] for kind in SCRIPTS if (found := runs.of(kind))]
     like = next(iter([*timed, *runs.of("task1")]), None)
     for kind, script in SCRIPTS.items():
-        if not any(run.first.kind == kind and iteration_time(run) for run in timed):
+        if not any(run.kind == kind and iteration_time(run) for run in timed):
             command = f"{script}/run_glue.py --max_steps {ITERATIONS}{flags_like(like)}"
             findings.miss(f"40 iterations of {LABELS[kind]}", f"python -m cluster.launch --workers 4 -- {command}")
     # Where task 1 ran several times, that run is compared which differs least from the others.
     ones = sorted(runs.of("task1"), key=lambda one: sum(len(differences(one.setting, run.setting)) for run in timed))[
         :1
     ]
-    compared = {LABELS[run.first.kind]: run for run in [*ones, *timed]}
+    compared = {LABELS[run.kind]: run for run in [*ones, *timed]}
     for run in compared.values():
         findings.use(run, "losses and times")
         check_time(run, findings)
@@ -75,12 +75,10 @@ def ladder(runs: Runs, findings: Findings, figures: Figures) -> str:
         "### Losses\n\n",
         losses_table(compared),
         figures.losses("losses.png", "Training loss, where all runs have one", compared),
-        f"### Time of an iteration\n\nIterations 2 to {ITERATIONS} on rank 0: mean ± standard error. Speed-up: over "
-        "one worker with the same total batch.\n\n",
+        "### Time of an iteration\n\n",
         _times(ones, runs, findings),
         figures.times("times.png", "Mean time of an iteration; error bars: two standard errors", compared),
-        "### Communication\n\nMean of the phase `communication` over the same iterations, as each rank measures it; "
-        "calls of collectives in one iteration, and megabytes that the rank passes to them.\n\n",
+        "### Communication\n\n",
         _communication(timed),
         "### Who computes, who sends, who waits\n\n",
         timelines(shown_timelines, findings, figures),
@@ -90,61 +88,49 @@ def ladder(runs: Runs, findings: Findings, figures: Figures) -> str:
 def _check_losses(runs: Sequence[Run], findings: Findings) -> None:
     """Doubt losses that differ from those of the first run, although nothing else differs."""
     for run in runs[1:]:
-        what = f"losses of {runs[0].name} and {run.name}"
-        if not check_comparable(
-            findings, what, runs[0].setting, run.setting, ("machine", "device", "torch", "workers")
-        ):
+        what, but = f"losses of {runs[0].name} and {run.name}", ("machine", "device", "torch", "workers")
+        if not check_comparable(findings, what, runs[0].setting, run.setting, but):
             continue
         if run.setting["dropout"] != 0:
             findings.doubt("losses are only similar, because dropout was on: add --dropout 0 to all runs")
         elif any(abs(a - b) > 1e-3 for a, b in zip(runs[0].losses[:LOSSES], run.losses[:LOSSES], strict=False)):
-            findings.doubt(f"{what} differ with the same seed and batch: one of the two averages gradients or divides "
-                           "the examples incorrectly, or lacks a rank")  # fmt: skip
+            wrong = "one of the two averages gradients or divides the examples incorrectly, or lacks a rank"
+            findings.doubt(f"{what} differ with the same seed and batch: {wrong}")
 
 
 def _times(ones: list[Run], runs: Runs, findings: Findings) -> str:
-    """Return a row for the best run of each task and number of workers, against one worker and against DDP."""
+    """Return a row for task 1, and for the best run of each other task and number of workers."""
     best = [*ones]
     for kind in SCRIPTS:
         by_workers = {run.workers: run for run in reversed(runs.of(kind)) if run.workers > 1}
         best += [run for _, run in sorted(by_workers.items())]
     rows = []
     for run in best:
-        if not (time := iteration_time(run)):
-            continue
-        speedup, against_ddp = ["–", ""], ["–", ""]
-        for base in ones:
-            of_base, bounds = iteration_time(base), {"the number of workers": run.workers, "the cores": cores(run)}
+        time, cells = iteration_time(run), ["–", ""]
+        for one in ones:
+            alone, what = iteration_time(one), f"the speed-up of {run.name} over {one.name}"
+            bounds = {"the number of workers": run.workers, "the cores": cores(run)}
             of, bound = min(bounds.items(), key=lambda pair: pair[1])
-            what = f"the speed-up of {run.name} over {base.name}"
-            if run is not base and of_base and check_comparable(findings, what, base.setting, run.setting):
-                speedup = ratio(findings, what, of_base, time, bound, of)
-        ddp = next((other for other in best if other.first.kind == "task3" and other.workers == run.workers), run)
-        what = f"the time of {run.name} over {ddp.name}"
-        if (
-            ddp is not run
-            and (of_ddp := iteration_time(ddp))
-            and check_comparable(findings, what, ddp.setting, run.setting)
-        ):
-            against_ddp = ratio(findings, what, time, of_ddp)
-        note = "; ".join(filter(None, (speedup[1], against_ddp[1] and f"{against_ddp[1]} of DDP")))
-        begin = [LABELS[run.first.kind], run.workers, run.first.threads, time.text(4)]
-        rows.append([*begin, speedup[0], against_ddp[0], note, f"`{run.name}`"])
-    return table("task | workers | threads each | s per iteration | speed-up | time / DDP | note | run", rows)
+            if run is not one and time and alone and check_comparable(findings, what, one.setting, run.setting):
+                cells = ratio(findings, what, alone, time, bound, of)
+        seconds, threads = time.text(4) if time else "–", run.records[0]["host"]["threads"]
+        rows.append([LABELS[run.kind], run.workers, threads, seconds, *cells, f"`{run.name}`"])
+    return table("task | workers | threads each | s per iteration | speed-up | note | run", rows)
 
 
 def _communication(timed: list[Run]) -> str:
     rows = []
     for run in timed:
-        for rank in run.ranks[:2]:  # the root, and one of the others
-            cells, steps = ["–", "–"], max(1, len(rank.seconds))
-            measured = [seconds for seconds in rank.communication[1:ITERATIONS] if seconds is not None]
-            if measured:  # DDP communicates inside backward
-                share = sum(measured) / sum(rank.seconds[1:ITERATIONS])
+        for record in run.records[:2]:  # the root, and one of the others
+            cells, count = ["–", "–"], max(1, len(record["iterations"]))
+            steps = record["iterations"][1:ITERATIONS]
+            measured = [step["phases"]["communication"] for step in steps]
+            if measured and None not in measured:  # DDP communicates inside backward
+                share = sum(measured) / sum(step["seconds"] for step in steps)
                 cells = [f"{statistics.fmean(measured):.4f}", f"{share:.0%}"]
-            calls = ", ".join(f"{count / steps:.3g} {name}" for name, count, _ in rank.collectives)
-            sent = sum(size for _, _, size in rank.collectives) / steps / 1e6
-            rows.append([LABELS[run.first.kind], rank.rank, *cells, calls, f"{sent:.2f}", f"`{run.name}`"])
+            calls = ", ".join(f"{of['count'] / count:.3g} {of['name']}" for of in record["collectives"])
+            sent = sum(of["bytes"] for of in record["collectives"]) / count / 1e6
+            rows.append([LABELS[run.kind], record["rank"], *cells, calls, f"{sent:.2f}", f"`{run.name}`"])
     return table("task | rank | seconds | of an iteration | calls | MB | run", rows)
 
 
@@ -157,17 +143,20 @@ def timelines(rows: Sequence[tuple[str, list[Run], str]], findings: Findings, fi
         for run in found[:1]:
             findings.use(run, "timeline")
             pictures += figures.timeline(f"One step of {label} ({run.name})", run, findings)
-            for row, of in sorted({row: of for rank in run.ranks for row, of in rank.timeline.items()}.items()):
-                parts = [milliseconds(of[part], 1) for part in (*PARTS, "hidden")]
-                cells.append([label, row, *parts, f"`{run.name}`"])
+            steps = [Parts(**row) for record in run.records for row in record["timeline"]["steps"]]
+            for rank in sorted({step.rank for step in steps}):
+                of = mean([step for step in steps if step.rank == rank])
+                cells.append(
+                    [label, rank, *(milliseconds(of[part], 1) for part in (*PARTS, "hidden")), f"`{run.name}`"]
+                )
     if not cells:
         return "No run with --timeline.\n\n"
-    head = f"task | rank | {' | '.join(PARTS)} | hidden | run"
     return (
         "Milliseconds of a step, as the mean of the steps that --timeline has shown. The parts add up to a step. "
         "Exposed: communication that nothing hides; waiting: for a rank that has not arrived; hidden: communication "
         "beside the others. A run of `make demo` may train a larger model.\n\n"
-        f"{table(head, cells)}{pictures}"
+        + table(f"task | rank | {' | '.join(PARTS)} | hidden | run", cells)
+        + pictures
     )
 
 
@@ -175,13 +164,13 @@ def flags_like(run: Run | None) -> str:
     """Return the flags that make a new run comparable with this one; without one, those that the course asks for."""
     if run is None:
         return " --dropout 0"
-    flags = {}
+    config, flags = run.config, {}
     if not run.setting["model"].startswith("tiny"):
-        flags["model_name_or_path"] = shown(Path(run.flag("model_name_or_path")))
-    if run.flag("data_dir"):
+        flags["model_name_or_path"] = shown(Path(config["model_name_or_path"]))
+    if config["data_dir"]:
         names = ("task_name", "max_seq_length", "learning_rate")
-        flags |= {"data_dir": shown(Path(run.flag("data_dir")))} | {name: run.flag(name) for name in names}
-    epochs = EPOCHS if run.flag("data_dir") else SAMPLE_GLUE["epochs"]
+        flags |= {"data_dir": shown(Path(config["data_dir"]))} | {name: config[name] for name in names}
+    epochs = EPOCHS if config["data_dir"] else SAMPLE_GLUE["epochs"]
     defaults = {"num_train_epochs": epochs, "seed": 42, "dropout": None}
-    flags |= {name: run.flag(name) for name, default in defaults.items() if run.flag(name) != default}
+    flags |= {name: config[name] for name, default in defaults.items() if config[name] != default}
     return "".join(f" --{name} {value}" for name, value in flags.items())

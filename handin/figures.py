@@ -24,7 +24,7 @@ class Figures:
 
     def losses(self, name: str, caption: str, runs: dict[str, Run]) -> str:
         """Draw the loss of each iteration, for as many as all runs have. runs: by their names in the legend."""
-        length = min((run.iterations for run in runs.values()), default=0)
+        length = min((len(run.losses) for run in runs.values()), default=0)
         if length < 2:
             return ""
         with figure(self.folder / name) as axes:
@@ -47,7 +47,7 @@ class Figures:
 
     def timeline(self, caption: str, run: Run, findings: Findings) -> str:
         """Draw one step of a run with --timeline, that which was disturbed least."""
-        name = f"timeline_{run.first.kind}.png"
+        name = f"timeline_{run.kind}.png"
         try:
             draw(shortest_step(read_trace(run.folder / "timeline.json")), self.folder / name)
         except InputError as error:

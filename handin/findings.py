@@ -61,7 +61,7 @@ def iteration_time(run: Run) -> Measured | None:
     The error is that of the means of blocks of iterations. Neighbours are alike, since whatever else the machine does
     takes longer than one iteration: single iterations would promise too much.
     """
-    seconds = run.first.seconds[1:ITERATIONS]
+    seconds = run.seconds[1:ITERATIONS]
     blocks = [statistics.fmean(seconds[i : i + BLOCK]) for i in range(0, len(seconds) - BLOCK + 1, BLOCK)]
     error = statistics.stdev(blocks) / math.sqrt(len(blocks)) if len(blocks) > 1 else None
     return Measured(statistics.fmean(seconds), error) if seconds else None
@@ -69,17 +69,17 @@ def iteration_time(run: Run) -> Measured | None:
 
 def check_time(run: Run, findings: Findings) -> None:
     """Doubt the times of a run that is too short, or during which other programs were busy."""
-    if run.iterations < ITERATIONS:
-        findings.doubt(f"{run.name}: only {run.iterations} iterations; the course asks for {ITERATIONS}")
-    processors = [rank.processor for rank in run.ranks if rank.processor]
-    alone = len({rank.setting["machine"] for rank in run.ranks}) == 1  # a machine sees only its own programs
-    if alone and len(processors) == run.workers and (warning := disturbance(other_programs(processors))):
+    if len(run.seconds) < ITERATIONS:
+        findings.doubt(f"{run.name}: only {len(run.seconds)} iterations; the course asks for {ITERATIONS}")
+    machines = {record["host"]["name"] for record in run.records}  # each sees only its own programs
+    on_one = len(machines) == 1 and len(run.records) == run.workers
+    if on_one and (warning := disturbance(other_programs([record["processor"] for record in run.records]))):
         findings.doubt(f"{run.name}: {warning}; run it again")
 
 
 def cores(run: Run) -> float:
     """Return how many cores the workers of a run shared; infinite where this is not known: on GPUs, or elsewhere."""
-    here = {rank.setting["machine"] for rank in run.ranks} == {socket.gethostname()}
+    here = {record["host"]["name"] for record in run.records} == {socket.gethostname()}
     return os.cpu_count() or math.inf if here and run.setting["device"] == "cpu" else math.inf
 
 

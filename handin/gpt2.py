@@ -18,6 +18,7 @@ TIMELINE = "python -m cluster.launch --workers 2 --timeline -- pipeline/run_gpt2
 CHUNKS = (1, 2, 4, 8, 16)  # numbers of micro-batches that the course asks for
 PARTITIONS = 2  # of pipeline/run_gpt2.py on a CPU
 BOUNDED = ("pipeline_parallel", "gpipe", "1f1b")  # their bubble is K-1 of M+K-1 clock cycles
+METRICS = ("training_time", "tokens_per_second")
 Key = tuple[str, int]  # of a run of the pipeline: mode, micro-batches; for the uncut model threads
 
 
@@ -25,8 +26,6 @@ Key = tuple[str, int]  # of a run of the pipeline: mode, micro-batches; for the 
 class Scaling:
     """What task 2b keeps in submit_figures/ of one run: time of an epoch (s), tokens per second of all workers."""
 
-    workers: int
-    threads: int  # of each worker
     batch: int
     setting: dict[str, Any]
     seconds: Measured
@@ -35,59 +34,48 @@ class Scaling:
 
 def scaling(runs: Runs, findings: Findings, figures: Figures) -> str:
     """Tokens per second over numbers of workers, each over one worker with one thread."""
-    found: dict[tuple[int, int], Scaling] = {}
+    found: dict[tuple[int, int], Scaling] = {}  # workers, threads of each
     for path in sorted(runs.figures.glob("data_parallel_*.json")):
         try:
-            row = _read_scaling(json.loads(path.read_text(encoding="utf-8")))
-            found[row.workers, row.threads] = row
+            row = json.loads(path.read_text(encoding="utf-8"))
+            setting = row["setting"] | {"batch of a worker": row["batch_size"] / row["workers"]}
+            metrics = (Measured(row[name], row[f"{name}_std"] or None) for name in METRICS)  # 0: of one epoch alone
+            found[row["workers"], row["threads"]] = Scaling(row["batch_size"], setting, *metrics)
         except DAMAGED as error:
             findings.doubt(f"submit_figures/{path.name} is damaged, or of another version ({error!r}); run it again")
-    all_cores = os.cpu_count() == 1 or any(workers == 1 < threads for workers, threads in found)
-    for there, what, one_thread, flags in (
-        ((1, 1) in found, "1 worker", "OMP_NUM_THREADS=1 ", "--world_size 1 --batch_size 64"),
-        ((2, 1) in found, "2 workers", "OMP_NUM_THREADS=1 ", "--world_size 2 --batch_size 128"),
-        (all_cores, "1 worker with all cores", "", "--world_size 1 --batch_size 64"),
-    ):
-        if not there:
-            findings.miss(f"GPT-2 on {what}", f"{one_thread}{DATA_PARALLEL} {flags}")
+    for workers, batch in ((1, 64), (2, 128)):
+        if (workers, 1) not in found:
+            command = f"OMP_NUM_THREADS=1 {DATA_PARALLEL} --world_size {workers} --batch_size {batch}"
+            findings.miss(f"GPT-2 on {workers} worker{'s' * (workers > 1)} with one thread each", command)
+    if os.cpu_count() != 1 and not any(workers == 1 < threads for workers, threads in found):
+        findings.miss("GPT-2 on 1 worker with all cores", f"{DATA_PARALLEL} --world_size 1 --batch_size 64")
     base, rows = found.get((1, 1)), []
-    for (workers, threads), row in sorted(found.items()):
+    for (workers, threads), of in sorted(found.items()):
         what, cells = f"the speed-up of GPT-2 on {workers} x {threads} threads", ["–", ""]
-        if base and row is not base and check_comparable(findings, what, base.setting, row.setting):
-            cells = ratio(findings, what, row.speed, base.speed, workers * threads, "the number of threads")
-        rows.append([workers, threads, row.batch, row.seconds.text(3), row.speed.text(0), *cells])
+        if base and of is not base and check_comparable(findings, what, base.setting, of.setting):
+            cells = ratio(findings, what, of.speed, base.speed, workers * threads, "the number of threads")
+        rows.append([workers, threads, of.batch, of.seconds.text(3), of.speed.text(0), *cells])
     return (
-        "From `submit_figures/`; the first epoch does not count. Speed-up: tokens per second over those of one worker "
-        "with one thread.\n\n"
-        + table("workers | threads each | batch | s per epoch | tokens per s | speed-up | note", rows)
+        table("workers | threads each | batch | s per epoch | tokens per s | speed-up | note", rows)
         + figures.copied(runs.figures / "data_parallel_training_time.png", "Training time of an epoch")
         + figures.copied(runs.figures / "data_parallel_tokens_per_second.png", "Tokens per second, all workers")
     )
-
-
-def _read_scaling(row: dict[str, Any]) -> Scaling:
-    """Raises one of DAMAGED. One epoch alone has no deviation: its file says 0."""
-    metrics = ("training_time", "tokens_per_second")
-    seconds, speed = (Measured(float(row[name]), float(row[f"{name}_std"]) or None) for name in metrics)
-    workers, threads, batch = int(row["workers"]), int(row["threads"]), int(row["batch_size"])
-    return Scaling(workers, threads, batch, row["setting"] | {"batch of a worker": batch / workers}, seconds, speed)
 
 
 def pipeline(runs: Runs, findings: Findings, figures: Figures) -> str:
     """Every mode and number of micro-batches against the model that is cut but not pipelined."""
     found: dict[Key, Run] = {}
     for run in reversed(runs.of("pipeline")):  # the best run of a key comes last
-        mode = str(run.flag("model_parallel_mode") if run.flag("schedule") == "threads" else run.flag("schedule"))
-        counts = {"none": run.first.threads, "model_parallel": 0}
-        found[mode, counts.get(mode, int(run.flag("n_chunk")))] = run
+        schedule = run.config["schedule"]
+        mode = run.config["model_parallel_mode"] if schedule == "threads" else schedule
+        counts = {"none": run.records[0]["host"]["threads"], "model_parallel": 0}
+        found[mode, counts.get(mode, run.config["n_chunk"])] = run
     _missing_modes(set(found), findings)
     base = found.get(("model_parallel", 0))
     rows = [_row(key, run, base, findings) for key, run in sorted(found.items())]
     trace = found.get(("pipeline_parallel", 4)) or base  # 4: the number of the figures
-    with_timeline = [run for run in runs.with_timeline("pipeline") if run.flag("schedule") != "threads"]
+    with_timeline = [run for run in runs.with_timeline("pipeline") if run.config["schedule"] != "threads"]
     return "".join([
-        "Means of the epochs after the first. Speed-up: tokens per second over those of model_parallel. Bound: "
-        "M K/(M+K-1) with M micro-batches and K partitions.\n\n",
         table("mode | M | threads | s per epoch | tokens per s | speed-up | bound | note | run", rows),
         figures.copied(runs.figures / "pipeline_training_time.png", "Training time of an epoch"),
         figures.copied(runs.figures / "pipeline_tokens_per_second.png", "Tokens per second"),
@@ -121,14 +109,13 @@ def _row(key: Key, run: Run, base: Run | None, findings: Findings) -> list[objec
         cells = ratio(findings, what, speed, _epochs(base)[1], bound, "the bound")
     chunks = count if mode not in ("none", "model_parallel") else "–"
     limit = f"{bound:.2f}" if bound < math.inf else "–"
-    return [mode, chunks, run.first.threads, seconds.text(2), speed.text(0), cells[0], limit, cells[1], f"`{run.name}`"]
+    threads, name = run.records[0]["host"]["threads"], f"`{run.name}`"
+    return [mode, chunks, threads, seconds.text(2), speed.text(0), cells[0], limit, cells[1], name]
 
 
 def _epochs(run: Run) -> tuple[Measured, Measured]:
     """Return time (s) and tokens per second of the epochs, as pipeline/mode_comparison.py draws them."""
-    steps = [{"seconds": seconds} for seconds in run.first.seconds]
-    record = {"steps_per_epoch": run.first.steps_per_epoch, "iterations": steps}
-    epochs = measured_epochs(record, run.setting["total batch"] * run.setting["tokens per example"])
+    epochs = measured_epochs(run.records[0], run.setting["total batch"] * run.setting["tokens per example"])
     pairs = (mean_and_deviation(values) for values in zip(*epochs, strict=True))
     seconds, speed = (Measured(mean, deviation or None) for mean, deviation in pairs)
     return seconds, speed
@@ -141,19 +128,19 @@ def beyond(runs: Runs, findings: Findings, figures: Figures) -> str:
     times, sizes = [], []
     for run in [*runs.of("task3_gpt2"), *sorted(runs.of("beyond"), key=lambda run: run.name)]:
         findings.use(run, "bonus")
-        strategy = str(run.flag("strategy") or "DDP (task 3)")
+        strategy = run.config.get("strategy", "DDP (task 3)")
         if strategy == "overlap":
-            strategy += f", buckets of {run.flag('bucket_bytes') / 2**20:.3g} MiB"
+            strategy += f", buckets of {run.config['bucket_bytes'] / 2**20:.3g} MiB"
         begin, end = [strategy, run.workers, run.setting["total batch"]], f"`{run.name}`"
-        time, of = iteration_time(run), {name: f"{value:.4g}" for name, value in run.first.memory.items()}
-        cells = [of.get(name, "–") for name in ("exposed_seconds", "messages")]
+        time, measured = iteration_time(run), run.records[0].get("communication", {}) | run.records[0].get("memory", {})
+        of = {name: value for name, value in measured.items() if value is not None}
+        cells = [f"{of[name]:.4g}" if name in of else "–" for name in ("exposed_seconds", "messages")]
         times.append([*begin, time.text(4) if time else "–", *cells, end])
-        megabytes = {name: f"{value / 1e6:.3f}" for name, value in run.first.memory.items()}
-        sizes.append([*begin, *(megabytes.get(name, "–") for name in ("bytes", "persistent_bytes", "peak_bytes")), end])
-    zero3 = [run for run in runs.with_timeline("beyond") if run.flag("strategy") == "zero3"]
+        names = ("bytes", "persistent_bytes", "peak_bytes")
+        sizes.append([*begin, *(f"{of[name] / 1e6:.3f}" if name in of else "–" for name in names), end])
+    zero3 = [run for run in runs.with_timeline("beyond") if run.config["strategy"] == "zero3"]
     return (
         table("strategy | workers | batch | s per iteration | exposed (s) | messages | run", times)
-        + "Megabytes that a rank passes to calls in an iteration, keeps, and needs at the peak:\n\n"
         + table("strategy | workers | batch | passed | kept | at the peak | run", sizes)
         + (timelines([("ZeRO-3", zero3, "")], findings, figures) if zero3 else "")
     )

@@ -6,7 +6,6 @@ What is missing or suspicious comes first, then the measurements and questions o
 """
 
 import itertools
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,9 +18,9 @@ from handin.figures import Figures
 from handin.findings import Findings
 from handin.gpt2 import beyond, pipeline, scaling
 from handin.pdf import markdown_to_pdf
-from handin.questions import questions_of
 from handin.records import DAMAGED, Runs, find_runs
 from handin.student import Student, remembered
+from handin.texts import Section, sections_of
 from handin.traffic import traffic
 from handin.words import is_unchanged_outside, read_words, section, with_fingerprint
 
@@ -30,16 +29,14 @@ EXPLAINED = (
     "<!-- Built by `python submit.py report`. Write between the lines `your words` and `end of your words`: only that "
     "is kept when the report is built again. -->\n\n"
 )
-# Key (see Question.section) -> heading, the tasks of course.toml of which one is enough, and what writes it.
-Writer = Callable[[Runs, Findings, Figures], str]
-SECTIONS: dict[str, tuple[str, set[str], Writer]] = {
-    "task1": ("Task 1: one worker", {"1"}, task1),
-    "ladder": ("Tasks 2a, 2b and 3: several workers", {"2a", "2b", "3"}, ladder),
-    "traffic": ("Task 4: network traffic", {"4"}, traffic),
-    "scaling": ("GPT-2: data parallel", {"2b"}, scaling),
-    "pipeline": ("GPT-2: pipeline", {"p"}, pipeline),
-    "beyond": ("Beyond DDP (bonus)", {"b"}, beyond),
-    "implementation": ("Your implementation", set(), lambda *_: "The code is in the appendix.\n\n"),
+WRITERS = {  # key of a section in report.toml -> what writes its measurements
+    "task1": task1,
+    "ladder": ladder,
+    "traffic": traffic,
+    "scaling": scaling,
+    "pipeline": pipeline,
+    "beyond": beyond,
+    "implementation": lambda *_: "",
 }
 
 
@@ -62,12 +59,23 @@ def build_report(tree: Path, course: Course, student: Student | None = None, fol
     path = tree / "report" / "report.md"
     earlier = path.read_text(encoding="utf-8") if path.exists() else ""
     words, student = read_words(earlier, "report/report.md"), student or remembered(earlier)
-    findings, figures = Findings(), Figures(path.parent / "figures")
-    runs = find_runs(folder or tree / "runs", tree / "submit_figures")
-    text = with_fingerprint(_write(tree, course, student, words, runs, findings, figures))
+    findings, runs = Findings(), find_runs(folder or tree / "runs", tree / "submit_figures")
+    findings.doubt(*runs.unusable)
+    body, empty, names = "", [], set()
+    for part in sections_of(course):
+        body += f"## {part.heading}\n\n{part.explained}\n\n{_measurements(part, runs, findings, path.parent)}"
+        for question in part.questions:
+            own = words.get(question.name, "")
+            body += f"**{' '.join(question.text.split())}**\n\n{section(question.name, own)}"
+            empty += [question.name] * (not own and question.task not in course.bonus_tasks)
+            names.add(question.name)
+    body += f"## Which run each number came from\n\n{_provenance(runs, findings)}"
+    body += f"## Appendix: code\n\n{_code(tree, course, findings)}"
+    if empty:
+        findings.miss(f"answers to {len(empty)} questions: {', '.join(empty)}", "edit report/report.md")
+    text = with_fingerprint(f"# {TITLE}\n\n{student.lines if student else ''}{EXPLAINED}{_unfinished(findings)}{body}")
     kept_copy = None
-    is_kept = words.keys() <= {question.name for question in questions_of(course)} and is_unchanged_outside(earlier)
-    if earlier and not is_kept:
+    if earlier and not (is_unchanged_outside(earlier) and words.keys() <= names):
         copies = (path.with_name(f"report.old{number}.md") for number in itertools.count(1))
         kept_copy = path.rename(next(copy for copy in copies if not copy.exists()))
     pdf = path.with_name(f"{student.stem if student else 'draft'}.pdf")
@@ -78,34 +86,20 @@ def build_report(tree: Path, course: Course, student: Student | None = None, fol
     return Report(path, pdf, findings, kept_copy)
 
 
-def _write(
-    tree: Path, course: Course, student: Student | None, words: dict[str, str], runs: Runs, findings: Findings,
-    figures: Figures,
-) -> str:  # fmt: skip
-    """Return the report as Markdown."""
-    findings.doubt(*runs.unusable)
-    questions, body = questions_of(course), ""
-    for key, (heading, tasks, write) in SECTIONS.items():
-        if not tasks or tasks & course.tasks.keys():
-            try:
-                measured = write(runs, findings, figures)
-            except DAMAGED as error:
-                measured = "A record of these runs cannot be used.\n\n"
-                findings.doubt(f"{heading}: a record is damaged, or of another version of the scripts ({error!r})")
-            body += f"## {heading}\n\n{measured}"
-            for question in (question for question in questions if question.section == key):
-                body += f"**{question.text}**\n\n{section(question.name, words.get(question.name, ''))}"
-    body += f"## Which run each number came from\n\n{_provenance(runs, findings)}"
-    body += f"## Appendix: code\n\n{_code(tree, course, findings)}"
-    required = [question.name for question in questions if question.task not in course.bonus_tasks]
-    if empty := [name for name in required if not words.get(name, "").strip()]:
-        findings.miss(f"answers to {len(empty)} questions: {', '.join(empty)}", "edit report/report.md")
-    name = f"{student.name}, {student.netid}\n\n{student.comment}\n\n" if student else ""
+def _measurements(part: Section, runs: Runs, findings: Findings, folder: Path) -> str:
+    try:
+        return WRITERS[part.key](runs, findings, Figures(folder / "figures"))
+    except DAMAGED as error:
+        findings.doubt(f"{part.heading}: a record is damaged, or of another version of the scripts ({error!r})")
+        return "A record of these runs cannot be used.\n\n"
+
+
+def _unfinished(findings: Findings) -> str:
+    """Return what is missing or suspicious, for the top of the report; nothing if it is finished."""
     missing = "".join(f"- {what}: `{command}`\n" for what, command in findings.missing)
     doubts = "".join(f"- {doubt}\n" for doubt in findings.doubts)
-    missing = missing and f"## Missing\n\n{missing}\n"
-    doubts = doubts and f"## Suspicious\n\nMeasure these again, or explain them below.\n\n{doubts}\n"
-    return f"# {TITLE}\n\n{name}{EXPLAINED}{missing}{doubts}{body}"
+    text = f"## Missing\n\n{missing}\n" if missing else ""
+    return text + (f"## Suspicious\n\nMeasure these again, or explain them below.\n\n{doubts}\n" if doubts else "")
 
 
 def _provenance(runs: Runs, findings: Findings) -> str:
@@ -113,7 +107,8 @@ def _provenance(runs: Runs, findings: Findings) -> str:
     lines = []
     for run in (run for run in runs.found if run.name in findings.used):
         of, used = run.setting, ", ".join(dict.fromkeys(findings.used[run.name]))
-        size = f"{len(run.ranks)} of {run.workers} rank{'s' if run.workers > 1 else ''}, {run.iterations} iterations"
+        ranks = f"{len(run.records)} of {run.workers} rank{'s' if run.workers > 1 else ''}"
+        size = f"{ranks}, {len(run.seconds)} iterations"
         work = f"{of['model']} on {of['data']}, batch {of['total batch']}, seed {of['seed']}"
         lines.append(f"- `{run.name}`: {used} ({size}; {work}; {of['machine']}, {of['device']}, torch {of['torch']})\n")
     return f"{''.join(lines)}\n" if lines else "No run.\n\n"

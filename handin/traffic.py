@@ -12,51 +12,39 @@ from handin.records import Run, Runs
 BATCHES = (64, 32, 16)  # of all workers together, what the course asks for
 MAY_DIFFER = ("total batch", "dropout", "learning rate", "steps of the schedule", "machine", "model", "parameters")
 TOLERANCE = 0.05  # of observed over expected with framing
-EXPLAINED = (
-    "Megabytes sent in an epoch by {}: on emulated nodes, an interface counts one worker; on one machine, `lo` counts "
-    "all workers together. S: bytes of all tensors of one iteration. Expected: payload by the algorithm. Framing was "
-    "calibrated separately.{}\n\n"
-)
 
 
 def traffic(runs: Runs, findings: Findings, figures: Figures) -> str:
-    """A row for each run of task 4, its two plots, and predictions."""
+    """A row for each run of task 4, with its prediction if it made one; and both plots."""
     found = sorted(runs.of("task4"), key=lambda run: (-run.setting["total batch"], run.name))
     _missing(found, findings)
     measured = {run: of for run in found if (of := _read(run, findings))}
-    if not measured:
-        return "Not measured: see `task4_traffic/README.md`.\n\n"
-    first = next(iter(measured))
-    rows, predicted, short = [], [], []
+    rows, times = [], []
     for run, of in measured.items():
         findings.use(run, "traffic")
+        first, steps, name = next(iter(measured)), of.steps_per_epoch, f"`{run.name}`"
         what = f"traffic of {first.name} and {run.name}"
-        check_comparable(findings, what, first.setting, run.setting, MAY_DIFFER)
-        name, time, steps = f"`{run.name}`", iteration_time(run), of.steps_per_epoch
+        if (
+            check_comparable(findings, what, first.setting, run.setting, MAY_DIFFER)
+            and of.whose != measured[first].whose
+        ):
+            findings.doubt(f"{what} was not counted in the same way: {measured[first].whose}, and {of.whose}")
         expected, framing, observed = (part.sent * steps / 1e6 for part in (of.expected, of.framing, of.observed))
-        cells = [f"{size:.2f}" for size in (of.tensor_bytes / 1e6, expected, expected + framing, observed)]
-        cells += [f"{observed / expected:.3f}", f"{observed / (expected + framing):.3f}"]
-        rows.append([of.batch, of.dtype, of.tensors, *cells, time.text(4) if time else "–", name])
-        if of.predicted is not None and of.communication is not None:
-            predicted.append([run.setting["model"], of.batch, f"{of.communication:.4f}", f"{of.predicted:.4f}", name])
-        if of.counted < steps:
-            short.append(f"{of.counted} of {steps} in {name}")
-    ways = list(dict.fromkeys(of.whose for of in measured.values()))
-    if len(ways) > 1:
-        findings.doubt(f"the bytes of task 4 were not all counted in the same way: {', '.join(ways)}")
-    computed = f" Computed from fewer iterations than an epoch has: {', '.join(short)}." if short else ""
-    head = "batch | dtype | tensors | S | expected | with framing | observed | / expected | / with framing"
-    parts = [
-        EXPLAINED.format(" or ".join(ways), computed),
-        table(f"{head} | s per iteration | run", rows),
+        sizes = [f"{size:.2f}" for size in (of.tensor_bytes / 1e6, expected, expected + framing, observed)]
+        ratios = [f"{observed / expected:.3f}", f"{observed / (expected + framing):.3f}"]
+        rows.append([of.batch, of.dtype, of.tensors, *sizes, *ratios, name])
+        time, seconds = iteration_time(run), [of.communication, of.predicted]
+        cells = [f"{of.counted} of {steps}", time.text(4) if time else "–"]
+        cells += ["–" if value is None else f"{value:.4f}" for value in seconds]
+        times.append([run.setting["model"], of.batch, of.whose, *cells, name])
+    head = "batch | dtype | tensors | S | expected | with framing | observed | / expected | / with framing | run"
+    return "".join([
+        table(head, rows),
+        table("model | batch | counted | iterations | s per iteration | communication | predicted | run", times),
         figures.copied(runs.folder / "traffic_per_epoch.png", "Bytes sent in an epoch against the batch size"),
         figures.copied(runs.folder / "traffic_over_time.png", "Traffic over time"),
         losses_table({f"batch {of.batch}, {of.dtype}": run for run, of in measured.items()}),
-    ]
-    if predicted:
-        parts.append("Seconds of communication in an iteration, predicted from the payload and `--link_rate`:\n\n")
-        parts.append(table("model | batch | measured | predicted | run", predicted))
-    return "".join(parts)
+    ])  # fmt: skip
 
 
 def _read(run: Run, findings: Findings) -> Any:
@@ -82,7 +70,7 @@ def _read(run: Run, findings: Findings) -> Any:
 
 def _missing(found: list[Run], findings: Findings) -> None:
     """Name the batch sizes without a run, the run with shorter gradients, and the prediction."""
-    there = {(run.setting["total batch"], run.flag("grad_dtype")) for run in found}
+    there = {(run.setting["total batch"], run.config["grad_dtype"]) for run in found}
     wanted = {f"{size}": f"--per_gpu_train_batch_size {size // 4}" for size in BATCHES if (size, "fp32") not in there}
     if not any(dtype == "bf16" for _, dtype in there):
         wanted["bf16"] = "--per_gpu_train_batch_size 16 --grad_dtype bf16"
@@ -90,7 +78,7 @@ def _missing(found: list[Run], findings: Findings) -> None:
     nodes = found[0].setting["machine"] == "node0" if found else not why_not()
     for name, flags in wanted.items():
         findings.miss(f"task 4 with {name}", _command(nodes, f"--num_train_epochs 1 {flags}", f"task4_{name}"))
-    if not any(run.flag("link_rate") for run in found):
+    if not any(run.config["link_rate"] for run in found):
         larger = "--learning_rate 1e-5 --model_name_or_path $(python -m cluster.random_bert 8M) --link_rate 1gbit"
         flags = f"--max_steps 10 --do_train --per_gpu_train_batch_size 2 {larger}"
         findings.miss("task 4 with a prediction for a larger model", _command(True, flags, "task4_predicted"))
