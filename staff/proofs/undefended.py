@@ -144,7 +144,7 @@ def _no_deadlines() -> None:
 
 
 def _no_limits_of_messages() -> None:
-    for limit in ("MAX_HEADER", "MAX_BODY", "MAX_STREAM"):
+    for limit in ("MAX_HEADER", "MAX_BODY"):
         replace(values, limit, 1 << 40)
 
 
