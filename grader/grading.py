@@ -12,20 +12,10 @@ from typing import Any, NoReturn
 import numpy as np
 
 from course.todo import Block
-from grader import imports
+from grader import imports, verdicts
 from grader.ranks.outcome import Result
 from grader.session import DEADLINE, Session, blocks_of, region_at
-from grader.verdicts import (
-    Crashed,
-    NotAttempted,
-    Verdict,
-    Wrong,
-    builds_on,
-    not_attempted,
-    part_unwritten,
-    placeholder_left,
-    verdict_of,
-)
+from grader.verdicts import Crashed, NotAttempted, Verdict, Wrong
 
 PLACE = "REGION --rank RANK"  # in a rank's message about debuggers: a rank does not know its region
 
@@ -50,13 +40,13 @@ class Grade:
         """Raise NotAttempted if no part of the region is written: the handout's placeholder is all there is."""
         parts = self.parts()
         if parts and not any(block.attempted for block in parts):
-            raise not_attempted(self.region)
+            raise verdicts.not_attempted(self.region)
 
     def check_written(self, *files: str) -> None:
         """Raise Skipped if a region of these files is not written, before a run that would take long to reach it."""
         for block in (block for file in files for block in blocks_of(self.session.tree, file)):
             if not block.attempted and block.id != self.region:
-                raise builds_on(block.id)
+                raise verdicts.builds_on(block.id)
 
     def parts(self) -> list[Block]:
         """Return the parts of this region in its home file."""
@@ -79,14 +69,14 @@ class Grade:
 
     def verdict(self, result: Result) -> Verdict | None:
         """Say why a run did not return, None if it did; a crash in the lines of another region says which."""
-        verdict = verdict_of(result, self.region, self.crashes)
+        verdict = verdicts.verdict_of(result, self.region, self.crashes)
         parts = self.parts()
         if isinstance(verdict, NotAttempted) and any(block.attempted for block in parts):
             unwritten = [block.line for block in parts if not block.attempted]
             return (
-                part_unwritten(self.region, self.file, unwritten, len(parts))
+                verdicts.part_unwritten(self.region, self.file, unwritten, len(parts))
                 if unwritten
-                else placeholder_left(self.region, self.file)
+                else verdicts.placeholder_left(self.region, self.file)
             )
         if isinstance(verdict, Crashed) and (other := self.crashed_in(result)) not in ("", self.region):
             where = f"this line belongs to region {other}: if its tests pass, look at what your lines give to it"

@@ -15,7 +15,6 @@ from course.todo import Block, find_blocks
 from grader import imports, ranks
 from grader.given_files import given_common
 from grader.ranks.outcome import Result
-from grader.tampering import Flag
 from grader.wire.values import Fields
 
 DEADLINE = 15.0  # seconds for one run, which takes well under one; more under a slow autograder
@@ -35,7 +34,6 @@ class Session:
         self.region = ""  # of the test that runs now
         self.timeouts: Counter[str] = Counter()  # runs that met their deadline, by region
         self._libraries: dict[str, list[str]] = {}  # by file
-        self.flags: list[Flag] = []  # of runs since somebody last took them
 
     @cached_property
     def given(self) -> Fields | None:
@@ -67,7 +65,6 @@ class Session:
         self.runs[key] = result
         while len(self.runs) > 1 and sum(run.size for run in self.runs.values()) > MAX_KEPT:
             self.runs.pop(next(iter(self.runs)))
-        self.flags += [flag for rank in result.ranks for flag in rank.flags]
         if result.took_too_long:
             self.timeouts.update({self.region, *(region_at(self.tree, rank.where) for rank in result.ranks)} - {""})
 
@@ -76,10 +73,6 @@ class Session:
         built_on = {self.region, *self.course.all_needs(self.region)} if self.region else set()
         before = max((self.timeouts[region] for region in built_on), default=0)
         return min(deadline, AFTER_TIMEOUTS[min(before, len(AFTER_TIMEOUTS)) - 1]) if before else deadline
-
-    def take_flags(self) -> list[Flag]:
-        flags, self.flags = self.flags, []
-        return flags
 
 
 def blocks_of(tree: Path, file: str) -> list[Block]:

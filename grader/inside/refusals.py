@@ -14,13 +14,8 @@ NO_DEBUGGER = (
     "a debugger cannot use the terminal while the graders run; use `python -m grader.debug REGION --rank RANK` instead"
 )
 OF_WORKERS = {
-    "num_workers",
-    "timeout",
-    "worker_init_fn",
-    "multiprocessing_context",
-    "prefetch_factor",
-    "persistent_workers",
-}
+    "num_workers", "timeout", "worker_init_fn", "multiprocessing_context", "prefetch_factor", "persistent_workers"
+}  # fmt: skip
 
 
 def install() -> None:

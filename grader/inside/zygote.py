@@ -25,7 +25,6 @@ from typing import NoReturn
 
 from grader.inside import preload
 from grader.inside.find import ROOT, find_function
-from grader.inside.given_modules import GivenModules
 from grader.wire import values
 from grader.wire.processes import CONFINE, KILL_TIME, PER_RANK, descendants, kill_all
 from grader.wire.values import Fields
@@ -81,7 +80,7 @@ class Zygote:
         self.ranks: dict[int, int] = {}  # pid -> rank, of the ranks that live
         self.folder = ""
         self.loaded = {preload.FIRST}
-        self.given = GivenModules()
+        self.given: Fields | None = None  # the tree whose common/ is loaded
         self.wakeup, sleeper = socket.socketpair()  # readable when a child has ended
         for end in (self.wakeup, sleeper):
             end.setblocking(False)
@@ -126,8 +125,8 @@ class Zygote:
                 if request["measures"]:
                     prepare_to_be_measured()
                 limit_memory()
-                if not self.given.fit(request["given"]):
-                    self.given.forget()
+                if request["given"] != self.given:
+                    preload.forget_common()
                 terminal = request["terminals"].get(str(rank), "")
                 walls = partial(confine, rank, folder, request["allows"], self.walls)
                 become_rank(walls, terminal, *own_fds)
@@ -142,8 +141,9 @@ class Zygote:
             if group not in self.loaded:
                 preload.load(group)
                 self.loaded.add(group)
-        if "scripts" in needed:
-            self.given.load(given)
+        if "scripts" in needed and given and not self.given:
+            self.given = given
+            preload.load_common(given["tree"])
 
     def stacks(self, _request: dict) -> None:
         """Let each live rank write its Python stack to its stack descriptor, even in an endless loop or a sleep."""
@@ -208,7 +208,6 @@ def become_rank(
     With a `terminal`, the rank reads and writes there: somebody debugs it, see grader/debug.py.
     """
     code = 70
-    sys.dont_write_bytecode = True  # a student's tree stays as it is
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -246,6 +245,7 @@ def main(descriptor: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (hard, hard))  # a limit that the grader has for its own memory
     sys.path.remove(ROOT)  # from here on a student's `common` must not be found beside the grader's
     preload.load(preload.FIRST)
+    sys.dont_write_bytecode = True  # a student's tree stays as it is
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     words = os.environ.pop(CONFINE, "")
     if words:

@@ -123,12 +123,8 @@ PRICES: dict[str, Callable[[int], float]] = {
 REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 ROOTED = ("reduce", "broadcast", "gather", "scatter", "send", "recv")
 ARITHMETIC: dict[str, Callable] = {
-    "SUM": np.add,
-    "AVG": np.add,
-    "PRODUCT": np.multiply,
-    "MIN": np.minimum,
-    "MAX": np.maximum,
-}
+    "SUM": np.add, "AVG": np.add, "PRODUCT": np.multiply, "MIN": np.minimum, "MAX": np.maximum
+}  # fmt: skip
 
 
 def parse_call(rank: int, message: dict) -> Call:

@@ -19,7 +19,6 @@ from grader.ranks.endings import failure, rank_result
 from grader.ranks.outcome import ENDLESS, Failure, Result
 from grader.ranks.peer import Output, Peer
 from grader.ranks.zygote_process import ZygoteProcess
-from grader.tampering import Flag
 from grader.wire import values
 from grader.wire.processes import memory
 from grader.wire.values import Fields, MessageError, TooMuchError
@@ -30,7 +29,6 @@ OBJECTS = 12  # bytes of memory for a byte of JSON; for a list of empty lists 21
 GRACE = 0.5  # seconds in which a rank that still computes may end by itself once the run has failed
 STACK_TIME = 3  # seconds in which a rank may say where it is once the deadline has passed; it takes milliseconds
 END_TIME = 30  # seconds for the zygote to kill what is left
-FLOOD_PAUSE = 0.005  # seconds
 
 
 @dataclass(frozen=True)
@@ -63,7 +61,6 @@ class RankRun:
         self.broker = Broker(world_size, keep_payloads, self._measure)
         self.peers = [Peer(rank) for rank in range(world_size)]
         self.selector = selectors.DefaultSelector()
-        self.flooding: list[Output] = []  # beyond their limit: emptied now and then, and not at every line
         self.over = False  # then what dying ranks send counts no more
         self.kept = 0  # bytes, about
         self.gone = False  # whether all processes of the run have ended
@@ -123,11 +120,9 @@ class RankRun:
     def _serve(self, until: float, enough: Callable[[], bool]) -> None:
         """Handle messages of ranks and zygote until `enough` returns True or the time is up."""
         while not enough() and (rest := until - time.monotonic()) > 0:
-            for key, mask in self.selector.select(min(rest, FLOOD_PAUSE) if self.flooding else rest):
+            for key, mask in self.selector.select(rest):
                 if mask & selectors.EVENT_READ:
                     key.data()
-            for output in self.flooding:
-                output.read()
             for rank, message in self.broker.replies:
                 self.peers[rank].outgoing += values.pack(message)
             self.broker.replies.clear()
@@ -153,9 +148,6 @@ class RankRun:
     def _hear_output(self, output: Output) -> None:
         if not output.read():
             self.selector.unregister(output.fd)
-        elif output.is_full:
-            self.selector.unregister(output.fd)
-            self.flooding.append(output)
 
     def _hear_zygote(self) -> None:
         """Take a message of the zygote: a rank has exited, or all processes are gone."""
@@ -215,7 +207,6 @@ class RankRun:
         """End a rank that has sent what the grader's code never sends: other code writes to its connection."""
         peer.ending, peer.value, peer.code = "raised", None, 1
         peer.error = Failure("MessageError", str(error))
-        peer.flags.append(Flag("", 0, f"sent a message that the grader's code in a rank never sends: {error}"))
         self.broker.finish(peer.rank)
 
     def _keep(self, peer: Peer) -> None:

@@ -5,7 +5,6 @@ import socket
 from typing import Any
 
 from grader.ranks.outcome import Failure
-from grader.tampering import Flag
 from grader.wire import values
 from grader.wire.processes import PER_RANK
 
@@ -27,10 +26,6 @@ class Output:
             return False
         self.kept += data[: MAX_OUTPUT - len(self.kept)]
         return bool(data)
-
-    @property
-    def is_full(self) -> bool:
-        return len(self.kept) == MAX_OUTPUT
 
     def text(self) -> str:
         return self.kept.decode(errors="replace")
@@ -54,7 +49,6 @@ class Peer:
         self.error: Failure | None = None
         self.never_waited: list[int] = []
         self.code: int | None = None  # exit code once it has ended, negative for a signal
-        self.flags: list[Flag] = []
 
     @property
     def outputs(self) -> tuple[Output, ...]:

@@ -42,8 +42,7 @@ class Wire:
         with self._arrived:
             self._calls += 1
             number = self._calls
-        joins = name == "init_process_group"  # called by join_group.py, and not by torch
-        where, inside = (self._sites if joins else self._sites.of_call)(sys._getframe(1))
+        where, inside = self._sites(sys._getframe(1))
         message = {"kind": "call", "id": number, "name": name, "where": where, "inside": inside}
         self.send(message | fields | self._waiter(waits))
         return number

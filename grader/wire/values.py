@@ -24,7 +24,6 @@ import numpy as np
 MAX_HEADER = 2 << 20  # bytes of JSON; as objects of Python they take up to 25 times as much
 MAX_BODY = 64 << 20  # bytes of all tensors of one message
 MAX_TEXT = 10_000  # characters of one text, the rest is left out: it may be matched, formatted and shown
-MAX_STREAM = 1 << 30  # bytes of all messages that one rank may send in a run
 ALIGNMENT = 16  # torch.frombuffer wants its offset to be a multiple of the item size
 LENGTHS = struct.Struct("!II")
 
@@ -32,19 +31,8 @@ Fields = dict[str, Any]  # names and values that cross the boundary: arguments o
 
 # bfloat16 has no numpy type: it is widened to float32, which holds each of its values exactly.
 DTYPES = (
-    "bool",
-    "uint8",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "uint16",
-    "uint32",
-    "uint64",
-    "float16",
-    "float32",
-    "float64",
-)
+    "bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64", "float16", "float32", "float64"
+)  # fmt: skip
 WIRE_DTYPES = {"bfloat16": "uint16"} | {name: name for name in DTYPES}
 
 
@@ -196,7 +184,6 @@ class Frames:
     def __init__(self, make: MakeArray = to_array) -> None:
         self._make = make
         self._buffer = bytearray()
-        self._total = 0
         self.sizes = (0, 0)  # of the message that was yielded last: bytes of its header, of its body
 
     @property
@@ -205,11 +192,8 @@ class Frames:
         return len(self._buffer)
 
     def feed(self, data: bytes) -> Iterator[Any]:
-        """Yield every message that is complete now. Raises MessageError for one, or a stream, that is too large."""
+        """Yield every message that is complete now. Raises MessageError for one that is too large."""
         self._buffer += data
-        self._total += len(data)
-        if self._total > MAX_STREAM:
-            raise MessageError(f"more than {MAX_STREAM >> 20} MiB were sent")
         first = LENGTHS.size
         while len(self._buffer) >= first:
             header, body = LENGTHS.unpack_from(self._buffer)

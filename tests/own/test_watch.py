@@ -77,7 +77,7 @@ def test_each_save_is_graded_and_a_half_saved_file_and_ctrl_c_do_no_harm_and_not
     student.save(WRONG)
     student.wait_for("wrong: ")
     student.save("return self.data[")
-    student.wait_for("cannot be loaded")
+    student.wait_for("while loading")
     student.save(RIGHT)
     student.wait_for("2/2")
 
