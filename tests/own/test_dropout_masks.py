@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from common.paths import ROOT
-from tests.own.gpu.fake_gpu import script
+from tests.own.gpu.fake_group import script
 
 pytestmark = pytest.mark.medium
 

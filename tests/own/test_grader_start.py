@@ -1,23 +1,16 @@
 """How little a graded run waits for: which test files pytest opens, and what the zygote has loaded before it forks."""
 
-import contextlib
-import ctypes
-import mmap
 import re
 import shutil
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from grader.inside.huge_pages import SIZE, HugePages
+from grader.selection import files_to_open
 
 from common.paths import ROOT
 from course.table import load_course
 from grader import imports, ranks
 from grader.given_files import given_common
 from grader.inside import preload
-from grader.selection import files_to_open
 from tests.own.started_processes import run
 
 pytestmark = pytest.mark.medium
@@ -174,54 +167,3 @@ def test_a_solved_region_in_common_is_no_change_but_a_missing_file_is(tmp_path):
 
     (tree / "common/optim.py").unlink()
     assert given_common(tree, COURSE) is None
-
-
-# --- the memory of the zygote -----------------------------------------------------------------------------------------
-
-SMALL = 4096  # bytes of a page
-MARK = b"here"
-
-
-@contextlib.contextmanager
-def filled(huge_pages: int) -> Iterator[mmap.mmap]:
-    """Memory for so many huge pages, filled page by page, as a program fills its memory."""
-    with mmap.mmap(-1, huge_pages * SIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
-        for at in range(0, len(memory), SMALL):
-            memory[at : at + len(MARK)] = MARK
-        yield memory
-
-
-@pytest.fixture
-def block():
-    with filled(16) as memory:
-        yield memory
-
-
-def in_huge_pages() -> int:
-    """Bytes of this process's memory that are in huge pages."""
-    return int(re.findall(r"AnonHugePages: *(\d+)", Path("/proc/self/smaps_rollup").read_text())[0]) << 10
-
-
-def system_gives_a_huge_page() -> bool:
-    """Whether the system moves memory into a huge page when this test asks for it, without the grader's code."""
-    with filled(2) as memory:
-        before, begin = in_huge_pages(), ctypes.addressof(ctypes.c_char.from_buffer(memory))
-        aligned = (begin + SIZE - 1) // SIZE * SIZE
-        ctypes.CDLL(None).madvise(ctypes.c_void_p(aligned), ctypes.c_size_t(SIZE), 25)  # MADV_COLLAPSE
-        return in_huge_pages() > before
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="huge pages are asked for on Linux only")
-def test_memory_is_put_into_huge_pages_once_and_keeps_what_is_in_it(block):
-    if not system_gives_a_huge_page():
-        pytest.skip("this system gives no huge pages: before Linux 6.1, or none are free")
-    before, pages = in_huge_pages(), HugePages()
-    pages.look()
-    tried = set(pages.left)
-    while pages.left:
-        pages.collapse_one()
-    pages.look()
-    assert len(tried) >= 15 and tried.isdisjoint(pages.left)
-
-    assert in_huge_pages() - before >= 8 * SIZE
-    assert all(block[at : at + len(MARK)] == MARK for at in range(0, len(block), SMALL))

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from handin.runs import find_runs
-from handin.task_tables import problem
 
 from cluster.emulate import bits_per_second, on_nodes, why_not
 from cluster.launch import run_silently
@@ -264,11 +262,9 @@ def ran(tmp_path_factory):
 
 @pytest.mark.medium
 @pytest.mark.parametrize("name", EACH)
-def test_the_timeline_of_each_script_can_be_used_by_the_report(ran, name):
-    records, timeline, folder = ran(name)
+def test_the_timeline_of_each_script_has_its_parts_and_bytes(ran, name):
+    records, timeline, _ = ran(name)
 
-    (run,), unusable = find_runs(folder.parent, folder)
-    assert (run.problems, problem(folder, run), unusable) == ((), "", [])
     for record in records if name in ("2a", "2b", "3", "3_gpt2") else ():
         check_bytes(record, timeline)
     for record in records if name in ("2a", "2b") else ():
