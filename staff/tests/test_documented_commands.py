@@ -42,6 +42,7 @@ SMALL = {
     r"benchmark\.sweep": "-m benchmark.sweep --strategies single --batch_sizes 1 --workers 1 --steps 3",
     r"benchmark\.frameworks": "-m benchmark.frameworks --strategies single,ddp --workers 1,2 --steps 6",
     r"benchmark\.capacity": "-m benchmark.capacity --quick",
+    r"benchmark\.predict": "-m benchmark.predict --strategy fsdp",
     r"benchmark\.tables": "-m benchmark.tables runs/benchmark/sweep",  # of the row above
 }
 NO_JSON = ("task1_single", "-m cluster.ladder", "-m cluster.two_workers", "-m cluster.pictures")  # lines for people
