@@ -2,10 +2,11 @@
 
 from benchmark.engines.engine import micro_batches
 from benchmark.measure.architecture import describe
+from benchmark.measure.state_bytes import BUCKET
 from benchmark.names import is_own
 from benchmark.settings import Settings
 from benchmark.strategies import STRATEGIES
-from beyond.step_memory import cut, fitting, peak, turning_point
+from beyond.step_memory import BYTES, cut, fitting, peak, turning_point
 
 FITTING = ("ddp", "own_zero1", "own_zero2", "own_zero3", "fsdp", "own_tensor", "own_1f1b")
 
@@ -19,8 +20,11 @@ def peak_bytes(strategy: str, model: str, workers: int, batch: int, length: int)
         examples = batch * stages * slices  # of a replica
         count = micro_batches(examples, stages) if stages > 1 else 1
         return peak("1f1b" if stages > 1 else "tensor", cut(sizes, slices), examples / count, stages, count)
-    if STRATEGIES[strategy].zero:  # DeepSpeed keeps its buffers
-        return kept_bytes(strategy, model, workers, length) + turning_point(sizes, batch)
+    if STRATEGIES[strategy].zero:  # DeepSpeed keeps more than the lessons do, and in stages 1 and 2 has a bucket
+        whole, stage = sizes.parameters, STRATEGIES[strategy].zero[0]
+        gradients = (whole, whole / workers, whole / workers, 0)[stage]  # of what it keeps; they come after that point
+        bucket = BYTES * BUCKET if stage in (1, 2) else 0
+        return kept_bytes(strategy, model, workers, length) - gradients + bucket + turning_point(sizes, batch)
     return peak(strategy.removeprefix("own_"), sizes, batch, workers)
 
 

@@ -121,6 +121,8 @@ def peak(strategy: str, sizes: Sizes, batch: float, workers: int, micro_batches:
     update = values + gradients + states + ADAM_TEMPORARIES * sizes.embedding
     if strategy == "overlap":  # at the end of the first step it makes its buckets again, in another order
         update += buckets
+    if strategy == "ring":  # all gradients once more as one message, and the chunk that arrives
+        update = values + gradients + states + gradients + shard
     return max(values + buckets + states + turning_point(sizes, batch), update)
 
 
