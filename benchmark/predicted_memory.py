@@ -20,8 +20,10 @@ def peak_bytes(strategy: str, model: str, workers: int, batch: int, length: int)
         examples = batch * stages * slices  # of a replica
         count = micro_batches(examples, stages) if stages > 1 else 1
         return peak("1f1b" if stages > 1 else "tensor", cut(sizes, slices), examples / count, stages, count)
-    if STRATEGIES[strategy].zero:  # DeepSpeed keeps more than the lessons do, and in stages 1 and 2 has a bucket
-        whole, stage = sizes.parameters, STRATEGIES[strategy].zero[0]
+    if zero := STRATEGIES[
+        strategy
+    ].zero:  # DeepSpeed keeps more than the lessons do, and in stages 1 and 2 has a bucket
+        whole, (stage, _) = sizes.parameters, zero
         gradients = (whole, whole / workers, whole / workers, 0)[stage]  # of what it keeps; they come after that point
         bucket = BYTES * BUCKET if stage in (1, 2) else 0
         return kept_bytes(strategy, model, workers, length) - gradients + bucket + turning_point(sizes, batch)
