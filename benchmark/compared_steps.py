@@ -22,14 +22,12 @@ from common.paths import ROOT
 
 FILE = Path(__file__).with_name("compared_steps.csv")
 FAR = 4  # times what was compared
-STEPS, LENGTH = 20, 64  # of each strategy, with those that warm up; tokens of an example
-SOME = ("ddp", "fsdp", "zero2", "own_ring", "own_overlap", "own_zero3")
+STEPS, LENGTH = 12, 64  # of each strategy, with those that warm up; tokens of an example
 Group = tuple[tuple[str, ...], str, int, int, str]
 GROUPS: tuple[Group, ...] = (  # strategies, model, workers, examples of each, rate of links; none: loopback
     (PREDICTED[1:], "gpt2-tiny", 2, 4, ""),  # without single
-    (SOME, "gpt2-24m", 2, 2, ""),
-    (SOME, "gpt2-tiny", 4, 4, ""),
-    (SOME, "gpt2-24m", 2, 2, "1gbit"),
+    (("ddp", "fsdp", "zero2", "own_zero3"), "gpt2-24m", 2, 2, ""),
+    (("ddp", "own_ring", "own_overlap", "own_zero2", "own_zero3"), "gpt2-tiny", 4, 4, "100mbit"),
 )
 Row = dict[str, Any]
 
