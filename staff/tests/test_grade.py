@@ -182,7 +182,7 @@ def test_a_deadline_that_is_given_wins_over_the_environments_and_leaves_the_poin
 
 def test_a_row_that_is_not_there_yet_or_damaged_is_named_and_the_others_are_shown(tmp_path):
     for name in ("ann", "bob", "cy"):
-        kept = {"submission": name, "score": 1, "max_score": 2, "tests": []}
+        kept: dict[str, object] = {"submission": name, "score": 1, "max_score": 2, "tests": []}
         run = {"notes": [], "flags": [], "output": {}, "unreadable": False, "wall_s": 1.0, "peak_pss_mb": None}
         result_store.keep(tmp_path, kept, run, "page")
     (tmp_path / "hand_ins/bob/run.json").write_text("{")
