@@ -1,12 +1,9 @@
-"""Runs a script of the course inside the test's process: no process starts, so a run costs a third of a second.
+"""Runs a script of the course on one worker inside the test's process: no process starts, so a run takes half a second.
 
-`run` is the command on one worker, with a real process group where the script joins one. `joined` and `script` are for
-one of several ranks alone: its group accepts every call and moves nothing, so what it computes is its own part only.
+Its process group is a real one, with this process as its only rank.
 """
 
 import contextlib
-import importlib
-import itertools
 import json
 import os
 import sys
@@ -16,13 +13,9 @@ from typing import Any
 from unittest import mock
 
 import torch
-import torch.distributed as dist
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from cluster.launch import free_port
-from common.config import RunConfig
 from common.paths import ROOT, import_file
-from common.workers.process_group import Worker
 
 
 @contextlib.contextmanager
@@ -49,29 +42,3 @@ def run(script: Path | str, folder: Path, *flags: object) -> dict[str, Any]:
         else:
             module.main()
     return json.loads((folder / "rank0.json").read_text())
-
-
-@contextlib.contextmanager
-def joined(rank: int, world_size: int) -> Iterator[None]:
-    """Be one rank of a process group that accepts every call and moves nothing."""
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
-
-
-def script(module: str, folder: Path, rank: int, world_size: int, *flags: object) -> None:
-    """Run the main() of a script for two steps and an evaluation, as one rank of such a group."""
-
-    @contextlib.contextmanager
-    def group(config: RunConfig, join: object = None) -> Iterator[Worker]:
-        with joined(rank, world_size):
-            yield Worker(rank, world_size)
-
-    imported = importlib.import_module(module)
-    place = ["--world_size", world_size, "--local_rank", rank, "--output_dir", folder, "--overwrite_output_dir"]
-    batches = Worker.batches
-    two = mock.patch.object(Worker, "batches", lambda worker, loader: itertools.islice(batches(worker, loader), 2))
-    with command(module, "--max_steps", 2, *flags, *place), two, mock.patch.object(imported, "process_group", group):
-        imported.main()

@@ -1,11 +1,8 @@
-"""task4_traffic beside its lesson: a run of two workers and its comparison, counters, files of dstat and dool."""
+"""task4_traffic beside its lesson: a run of two workers and its comparison, and the counters."""
 
 import argparse
 import json
-import os
-import re
 from dataclasses import replace
-from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,7 +15,6 @@ from common.paths import ROOT
 from task4_traffic import compare, counters, expected
 from task4_traffic.compare import check_comparable, extrapolations, read_run, volume
 from task4_traffic.counters import HEAD, Counter, Sample, rates, read_counters, read_kernel
-from task4_traffic.dstat import read_dstat
 from tests.own import by_hand, workers
 from tests.own.one_process import command
 
@@ -67,14 +63,7 @@ def test_a_comparison_prints_bytes_of_all_workers_on_loopback_ratios_and_times_a
 ):
     record, traffic = (json.loads((folder / name).read_text()) for name in ("rank0.json", "traffic_0.json"))
     size = 4 * record["parameters"]  # fp32
-    window = traffic["windows"][0]
-    rows = [
-        f"{window['begin'] - 1 + n:.3f},800,80" for n in range(int(traffic["windows"][1]["end"] - window["begin"]) + 4)
-    ]
-    (tmp_path / "t.csv").write_text(
-        "\n".join([*DOOL.splitlines()[:3], '"epoch","net/eth1",', '"epoch","recv","send"', *rows])
-    )
-    with command("compare.py", folder, "--output", tmp_path, "--dstat", tmp_path / "t.csv", "--interface", "eth1"):
+    with command("compare.py", folder, "--output", tmp_path):
         compare.main()
 
     output = capsys.readouterr().out
@@ -89,11 +78,6 @@ def test_a_comparison_prints_bytes_of_all_workers_on_loopback_ratios_and_times_a
     measured = [step["phases"]["communication"] for step in record["iterations"][1:]]
     assert f"at least {size / 1e6:.4f} s predicted" in output  # one worker's S at a megabyte per second
     assert f"{sum(measured) / len(measured):.4f} s measured" in output
-    seconds = sum(w["end"] - w["begin"] for w in traffic["windows"])
-    counted = re.search(r"t\.csv: ([\d,]+) bytes sent and ([\d,]+) received", output)
-    assert [int(cell.replace(",", "")) for cell in counted.groups()] == pytest.approx(
-        [10 * seconds, 100 * seconds], abs=1
-    )
     for name in ("over_time", "per_epoch"):
         assert (tmp_path / f"traffic_{name}.png").read_bytes().startswith(b"\x89PNG")
 
@@ -198,91 +182,3 @@ def test_a_volume_is_interpolated_and_a_mark_beside_a_reading_makes_no_peak():
 
     samples = [Sample(0.0, 0, 0), Sample(0.1, 10, 100), Sample(0.1001, 10, 200), Sample(0.2, 30, 300)]
     assert [tuple(map(round, point[1:])) for point in rates(samples)] == [(100, 1000), (200, 2000)]
-
-
-# --- files of dstat and dool ---
-
-DSTAT = """"Dstat 0.7.{minor} CSV output"
-"Author:","A. Nobody",,,,"URL:","http://example.org/"
-"Host:","node0",,,,"User:","student"
-"Cmdline:","dstat -t --net -N eth1,total --output t.csv {delay}",,,,"Date:","31 Dec 2025 23:59:58 UTC"
-{blank}"system","net/eth1",,"net/total",
-"{clock}","recv","send","recv","send"
-"""
-DOOL = """"dool 1.3.1 CSV output"
-"Host:","node0",,,,"User:","student"
-"Cmdline:","dool --epoch --net -N eth1 {flags}--bytes --output t.csv 1",,,,"Date:","31 Dec 2025 23:59:58 UTC"
-"net/eth1",
-"net/eth1:recv","net/eth1:send"
-0,0
-800,80
-800,80
-"""
-
-
-def dstat_text(rows: list[str], minor: int = 4, delay: str = "1", clock: str = "time") -> str:
-    head = DSTAT.format(minor=minor, delay=delay, clock=clock, blank="\n" if minor < 3 else "")
-    return head + "\n".join(rows) + "\n"
-
-
-NEW_YEAR = ["31-12 23:59:58,99999,99999,1,1", "31-12 23:59:59,100,10,101,11", "01-01 00:00:00,200.25,20,201,21"]
-MISSING = ["1700000050,0,0,0,0", "1700000055,100,10,1,1"]
-FILES = {  # the text, of which the first row is not of this run; the interface; (received, sent, seconds) of each run
-    "rates are added up over their seconds": (dstat_text(NEW_YEAR), "eth1", [(300, 30, 2.0)]),
-    "a delay of two seconds doubles each row": (dstat_text(NEW_YEAR, delay="2"), "eth1", [(600, 60, 4.0)]),
-    "an old version with a number of rows": (dstat_text(NEW_YEAR, 2, "1 60"), "total", [(302, 32, 2.0)]),
-    "a clock that skips a second and repeats the next": (
-        dstat_text([f"17000000{second},100,10,1,1" for second in (50, 51, 53, 53)], clock="epoch"),
-        "eth1", [(300, 30, 3.0)],
-    ),
-    "rows that are missing are seen by the clock": (dstat_text(MISSING, clock="epoch"), "eth1", [(500, 50, 5.0)]),
-    "two runs, of which the second was cut off": (
-        dstat_text(NEW_YEAR[:2]) + dstat_text([*NEW_YEAR[:2], "01-01 00:0"]), "eth1", [(100, 10, 1.0), (100, 10, 1.0)],
-    ),
-    "dool writes bits": (DOOL.replace("--bytes ", "").format(flags=""), "eth1", [(200, 20, 2.0)]),
-    "dool writes bytes if it is told to": (DOOL.format(flags=""), "eth1", [(1600, 160, 2.0)]),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_a_file_of_dstat_or_dool_is_read_as_bytes_and_seconds(tmp_path, name):
-    text, interface, expected_runs = FILES[name]
-    (tmp_path / "t.csv").write_text(text)
-
-    runs = read_dstat(tmp_path / "t.csv", interface)
-
-    got = [(run[-1].received, run[-1].sent, run[-1].time - run[0].time) for run in runs]
-    assert got == expected_runs
-    if "clock" not in name:
-        shown = datetime.fromtimestamp(runs[0][0].time)
-        assert (shown.year, shown.month, shown.second) == (2025, 12, 58)
-
-
-def test_an_interface_without_a_column_and_a_file_of_something_else_are_said(tmp_path):
-    (tmp_path / "t.csv").write_text(DOOL.format(flags=""))
-    (tmp_path / "x.csv").write_text("a,b\n1,2\n")
-
-    with pytest.raises(InputError, match="expected the interface 'lo' in it, got eth1"):
-        read_dstat(tmp_path / "t.csv", "lo")
-    with pytest.raises(InputError, match=r"expected rows of dstat --output or dool --output, got none"):
-        read_dstat(tmp_path / "x.csv")
-
-
-@pytest.mark.parametrize(("begin", "end"), [(-1, 1), (1, 3)])
-def test_a_training_that_began_before_dstat_or_ended_after_it_is_refused(tmp_path, begin, end):
-    (tmp_path / "t.csv").write_text(dstat_text([f"{second},0,0,800,80" for second in range(3)], clock="epoch"))
-    (tmp_path / "traffic_0.json").write_text(json.dumps({"windows": [{"begin": begin, "end": end, "sent": 80}]}))
-
-    with pytest.raises(InputError, match="no run in this file covers the training"):
-        compare.observed_by_dstat(tmp_path / "t.csv", "eth1", tmp_path, 0)
-
-
-def test_real_files_are_read_whole():
-    files = sorted(Path(os.environ.get("COS598D_DATA", "/nowhere"), "dstat").glob("*.csv"))
-    if not files:
-        pytest.skip("COS598D_DATA names no folder with real files of dstat and dool")
-    for file in files:
-        (run,) = read_dstat(file, "total")
-        assert len(run) == len(file.read_text().splitlines()) - 6
-        assert run[-1].time - run[0].time == pytest.approx(len(run) - 1, abs=1.5)
-        assert run[-1].sent > 0
