@@ -1,134 +1,159 @@
-"""GLUE files as they really are, the cache of features, and the official metrics."""
+"""GLUE files as they really are, which of them a run reads, the cache of features, and the official metrics."""
 
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
-from common.arguments import parse_glue_arguments
+from common.arguments import GLUE_TASKS, parse_glue_arguments
 from common.data.glue import TASKS, glue_metrics, load_glue, read_examples
 from common.errors import InputError
 from common.models.load import load_tokenizer
 
-RTE = TASKS["rte"]
-HEADER = "index\tsentence1\tsentence2\tlabel\n"
+RTE = "index|sentence1|sentence2|label"
+MNLI = "index|promptID|pairID|genre|sentence1_binary_parse|sentence2_binary_parse|sentence1_parse|sentence2_parse"
+STS_B = "index|genre|filename|year|old_index|source1|source2|sentence1|sentence2|score"
+# For each task: the published header, the columns of the texts and of the label, and a label with its number.
+COLUMNS = {
+    "cola": ("", (3,), 1, {"0": 0, "1": 1}),
+    "sst-2": ("sentence|label", (0,), 1, {"0": 0, "1": 1}),
+    "mrpc": ("Quality|#1 ID|#2 ID|#1 String|#2 String", (3, 4), 0, {"0": 0, "1": 1}),
+    "sts-b": (STS_B, (7, 8), 9, {"3.800": 3.8, "0": 0.0}),
+    "qqp": ("id|qid1|qid2|question1|question2|is_duplicate", (3, 4), 5, {"0": 0, "1": 1}),
+    "mnli": (f"{MNLI}|sentence1|sentence2|label1|gold_label", (8, 9), 11,
+             {"contradiction": 0, "entailment": 1, "neutral": 2}),
+    "mnli-mm": (f"{MNLI}|sentence1|sentence2|label1|gold_label", (8, 9), 11, {"neutral": 2, "contradiction": 0}),
+    "qnli": ("index|question|sentence|label", (1, 2), 3, {"not_entailment": 1, "entailment": 0}),
+    "rte": (RTE, (1, 2), 3, {"entailment": 0, "not_entailment": 1}),
+    "wnli": (RTE, (1, 2), 3, {"0": 0, "1": 1}),
+}  # fmt: skip
+# The word that stands for a file in its texts; and the dev files that are not called dev.tsv.
+WORDS = {"train": "Anna", "dev": "Ben", "dev_matched": "Clara", "dev_mismatched": "David", "test": "Emma"}
+DEV = {"mnli": "dev_matched", "mnli-mm": "dev_mismatched"}
 
 
-def write(folder, name, text):
-    path = folder / name
-    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+@pytest.fixture(scope="module")
+def tokenizer():
+    return load_tokenizer("tiny", "bert")
+
+
+@pytest.fixture
+def data(tmp_path, monkeypatch):
+    """An empty folder for data, and an empty cache, which is the tiny model's, too."""
+    monkeypatch.setenv("COS598D_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "data").mkdir()
+    return tmp_path / "data"
+
+
+def load(data, tokenizer, task="rte", *flags):
+    words = ["--data_dir", data, "--model_name_or_path", "tiny", "--task_name", task, "--max_seq_length", 16, *flags]
+    return load_glue(parse_glue_arguments("task1_single", [str(word) for word in words]), tokenizer)
+
+
+def write(path, *rows, header=RTE, end="\n"):
+    lines = [header.replace("|", "\t"), *rows] if header else rows
+    path.write_bytes("".join(f"{line}{end}" for line in lines).encode())
     return path
 
 
-STS_B = "\t".join(["index", "genre", "filename", "year", "old_index", "source1", "source2"])
+def texts_of(features, tokenizer):
+    return [tokenizer.decode(item["input_ids"], skip_special_tokens=True) for item in features]
 
 
-@pytest.mark.parametrize(
-    "task, text, examples",
-    [
-        # One double quote does not swallow the next rows.
-        ("rte", HEADER + '0\ta "b\tc\tentailment\n1\td\te" f\tnot_entailment\n', [('a "b', "c", 0), ("d", 'e" f', 1)]),
-        # A line separator inside a sentence does not end the row.
-        ("rte", HEADER + "0\ta\u2028b\u0085c\td\tentailment\r\n", [("a\u2028b\u0085c", "d", 0)]),
-        # A byte order mark is not part of the first column.
-        ("mrpc", "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\n1\t7\t8\tone\ttwo\n", [("one", "two", 1)]),
-        # CoLA has no header; STS-B's labels are numbers.
-        ("cola", "gj04\t1\t\tFine.\ngj04\t0\t*\tNot fine.\n", [("Fine.", None, 1), ("Not fine.", None, 0)]),
-        ("sts-b", f"{STS_B}\tsentence1\tsentence2\tscore\n0\tg\tf\t2012\t1\tn\tn\ta\tb\t3.800\n", [("a", "b", 3.8)]),
-    ],
-)
-def test_rows_are_read_as_the_files_of_each_task_have_them(tmp_path, task, text, examples):
-    read = read_examples(write(tmp_path, "t.tsv", text), TASKS[task])
+@pytest.mark.parametrize("task", GLUE_TASKS)
+def test_a_run_reads_the_texts_and_labels_of_its_task_from_the_training_and_the_dev_file(data, tokenizer, task):
+    header, texts, label, labels = COLUMNS[task]
+    for name, word in WORDS.items():
+        rows = [[f"x{column}" for column in range(header.count("|") + 1 if header else 4)] for _ in labels]
+        for row, row_label in zip(rows, labels, strict=True):
+            row[label] = row_label
+            for column, number in zip(texts, ("one", "two"), strict=False):
+                row[column] = f"{word} {number}"
+        write(data / f"{name}.tsv", *["\t".join(row) for row in rows], header=header)
+
+    loaded = load(data, tokenizer, task)
+
+    for features, name in ((loaded.train, "train"), (loaded.dev, DEV.get(task, "dev"))):
+        text = f"{WORDS[name]} one" + (f" {WORDS[name]} two" if len(texts) == 2 else "")
+        assert texts_of(features, tokenizer) == [text] * len(labels)
+        assert [item["labels"].item() for item in features] == pytest.approx(list(labels.values()))
+    assert loaded.task.num_labels == {"sts-b": 1, "mnli": 3, "mnli-mm": 3}.get(task, 2)
+
+
+@pytest.mark.parametrize(("rows", "end", "examples"), [
+    # One double quote does not swallow the next rows.
+    (['0\ta "b\tc\tentailment', '1\td\te" f\tnot_entailment'], "\n", [('a "b', "c", 0), ("d", 'e" f', 1)]),
+    # A line separator inside a sentence does not end the row.
+    (["0\ta\u2028b\u0085c\td\tentailment"], "\r\n", [("a\u2028b\u0085c", "d", 0)]),
+])  # fmt: skip
+@pytest.mark.parametrize("mark", ["", "\ufeff"], ids=["", "byte order mark"])
+def test_rows_are_read_as_the_files_have_them(tmp_path, mark, rows, end, examples):
+    header = mark + ("sentence1|sentence2|label" if mark else RTE)
+    rows = [row.partition("\t")[2] if mark else row for row in rows]
+
+    read = read_examples(write(tmp_path / "t.tsv", *rows, header=header, end=end), TASKS["rte"])
 
     assert [(e.text_a, e.text_b, e.label) for e in read] == examples
 
 
-@pytest.mark.parametrize(
-    "text, words",
-    [
-        (HEADER + "0\ta\tb\tentailment\n1\ta\n", ["t.tsv:3", "4 columns", "got 2"]),
-        (HEADER + "0\ta\tb\tperhaps\n", ["t.tsv:2", "'perhaps'", "not_entailment"]),
-        (HEADER, ["t.tsv", "empty"]),
-        ("", ["t.tsv:1", "sentence1"]),
-        (b"index\tsentence1\tsentence2\tlabel\n0\t\xff\tb\tentailment\n", ["t.tsv:2", "UTF-8", "0xff"]),
-        ("sentence\tlabel\ngood\t1\n", ["t.tsv:1", "sentence1", "--task_name"]),
-    ],
-)
-def test_a_damaged_file_is_named_with_its_line(tmp_path, text, words):
-    with pytest.raises(InputError) as error:
-        read_examples(write(tmp_path, "t.tsv", text), RTE)
+@pytest.mark.parametrize(("task", "content", "words"), [
+    ("rte", "{RTE}\n0\ta\tb\tentailment\n1\ta\n", r"t\.tsv:3: expected 4 columns or more, got 2"),
+    ("rte", "{RTE}\n0\ta\tb\tperhaps\n", r"t\.tsv:2: unknown label 'perhaps'; .*not_entailment"),
+    ("rte", "{RTE}\n", r"t\.tsv: .*empty file"),
+    ("rte", "", r"t\.tsv:1: expected a column 'sentence1'"),
+    ("rte", "{RTE}\n0\t\xff\tb\tentailment\n", r"t\.tsv:2: expected UTF-8 text, got byte 0xff"),
+    ("rte", "sentence\tlabel\ngood\t1\n", r"t\.tsv:1: expected a column 'sentence1' .*--task_name"),
+    *[("sts-b", f"sentence1\tsentence2\tscore\na\tb\t{score}\n", r"t\.tsv:2: expected a score from 0 to 5")
+      for score in ("nan", "inf", "-0.1", "500", "five", "")],
+])  # fmt: skip
+def test_a_damaged_file_is_named_with_its_line(tmp_path, task, content, words):
+    (tmp_path / "t.tsv").write_bytes(content.replace("{RTE}", RTE.replace("|", "\t")).encode("latin-1"))
 
-    for word in words:
-        assert word in str(error.value)
-
-
-@pytest.mark.parametrize("score", ["nan", "inf", "-0.1", "500", "five", ""])
-def test_a_score_is_a_number_from_0_to_5(tmp_path, score):
-    text = f"{STS_B}\tsentence1\tsentence2\tscore\n0\tg\tf\t2012\t1\tn\tn\ta\tb\t{score}\n"
-
-    with pytest.raises(InputError, match=r"t\.tsv:2: expected a score from 0 to 5"):
-        read_examples(write(tmp_path, "t.tsv", text), TASKS["sts-b"])
-
-
-def test_a_missing_file_says_how_to_get_it(tmp_path):
+    with pytest.raises(InputError, match=words):
+        read_examples(tmp_path / "t.tsv", TASKS[task])
     with pytest.raises(InputError, match=r"dev\.tsv: no such file; run `python download_glue_data\.py"):
-        read_examples(tmp_path / "dev.tsv", RTE)
+        read_examples(tmp_path / "dev.tsv", TASKS[task])
 
 
-@pytest.fixture
-def small(tmp_path, monkeypatch):
-    """A configuration with a data folder of its own, and an empty cache beside the tiny model's."""
-    config = parse_glue_arguments("task1_single", ["--max_seq_length", "16"])
-    tokenizer = load_tokenizer(config.tokenizer_name, "bert")
-    monkeypatch.setenv("COS598D_CACHE", str(tmp_path / "cache"))
-    data = tmp_path / "data"
-    data.mkdir()
-    rows = [f"{i}\tAnna has sold the lamp{' .' * i}\tBen has it.\tentailment\n" for i in range(5)]
-    write(data, "train.tsv", HEADER + "".join(rows))
-    write(data, "dev.tsv", HEADER + rows[0])
-    return replace(config, data_dir=data), tokenizer
+def test_qqp_s_own_broken_rows_are_left_out(tmp_path):
+    rows = ("1\t2\t3\ta\tb\t0", "4\t5", "6\t7\t8\tc\td\t1")
+    path = write(tmp_path / "t.tsv", *rows, header=COLUMNS["qqp"][0])
+
+    assert [example.text_a for example in read_examples(path, TASKS["qqp"])] == ["a", "c"]
 
 
-def cached_files(tmp_path):
-    return sorted((tmp_path / "cache" / "features").glob("*/features.pt"))
+def test_features_come_from_the_cache_unless_length_content_tokenizer_or_a_flag_say_otherwise(data, tokenizer):
+    write(data / "train.tsv", *[f"{i}\tAnna has sold the lamp{' .' * i}\tBen has it.\tentailment" for i in range(5)])
+    write(data / "dev.tsv", "0\ta\tb\tentailment")
+    item = load(data, tokenizer).train[0]
+    features = data.parent / "cache" / "features"
+
+    def files():
+        return {path: path.stat().st_mtime_ns for path in features.glob("*/features.pt")}
+
+    assert {name: tuple(tensor.shape) for name, tensor in item.items()} == {
+        "input_ids": (16,), "attention_mask": (16,), "token_type_ids": (16,), "labels": ()
+    }  # fmt: skip
+    assert item["attention_mask"].sum() < 16 and item["token_type_ids"].sum() == len("Ben has it . [SEP]".split())
+    before = files()
+    assert texts_of(load(data, tokenizer).train, tokenizer)[0] == "Anna has sold the lamp Ben has it."
+    assert files() == before
+    assert load(data, tokenizer, "rte", "--max_seq_length", 12).train[0]["input_ids"].shape == (12,)
+    lower = load_tokenizer("tiny", "bert", lower_case=True)
+    assert texts_of(load(data, lower).train, lower)[0].startswith("anna")
+    write(data / "train.tsv", "0\tother\ttext\tentailment")
+    assert texts_of(load(data, tokenizer).train, tokenizer) == ["other text"]
+    made = files()
+    assert len(made) == 7  # train and dev with 16 tokens, with 12 and in lower case, and the other train
+    load(data, tokenizer, "rte", "--overwrite_cache")
+    assert sum(files()[path] != made[path] for path in made) == 2
 
 
-def test_an_item_is_what_the_model_takes_and_comes_from_the_cache_the_second_time(small, tmp_path):
-    config, tokenizer = small
-    data = load_glue(config, tokenizer)
-    times = {path: path.stat().st_mtime_ns for path in cached_files(tmp_path)}
-
-    item = load_glue(config, tokenizer).train[0]
-
-    shapes = {"input_ids": (16,), "attention_mask": (16,), "token_type_ids": (16,), "labels": ()}
-    assert {name: tuple(value.shape) for name, value in item.items()} == shapes
-    assert tokenizer.decode(item["input_ids"]).startswith("[CLS] Anna has sold the lamp [SEP] Ben")
-    assert torch.equal(item["input_ids"], data.train[0]["input_ids"])
-    assert {path: path.stat().st_mtime_ns for path in cached_files(tmp_path)} == times
-
-
-@pytest.mark.parametrize("change", ["length", "content"])
-def test_another_length_or_content_has_features_of_its_own(small, tmp_path, change):
-    config, tokenizer = small
-    load_glue(config, tokenizer)
-    before = len(cached_files(tmp_path))
-
-    if change == "length":
-        config = replace(config, max_seq_length=12)
-    else:
-        write(config.data_dir, "train.tsv", HEADER + "0\tother\ttext\tentailment\n")
-    data = load_glue(config, tokenizer)
-
-    assert len(cached_files(tmp_path)) > before
-    assert data.train.tensors[0].shape == ((5, 12) if change == "length" else (1, 16))
-
-
-@pytest.mark.parametrize(
-    "task, metrics", [("mrpc", {"acc": 0.8, "f1": 0.8}), ("cola", {"mcc": 4 / 6})], ids=["mrpc", "cola"]
-)
+@pytest.mark.parametrize(("task", "metrics"), [
+    ("mrpc", {"acc": 0.8, "f1": 0.8}), ("qqp", {"acc": 0.8, "f1": 0.8}), ("cola", {"mcc": 4 / 6}),
+    *[(task, {"acc": 0.8}) for task in ("sst-2", "qnli", "rte", "wnli")],
+])  # fmt: skip
 def test_the_metrics_of_a_small_table(task, metrics):
     outputs = np.array([[0, 1], [0, 1], [1, 0], [1, 0], [0, 1]], dtype=float)  # predictions 1 1 0 0 1
 
@@ -148,17 +173,10 @@ REAL = Path(os.environ.get("COS598D_DATA", "/nonexistent")) / "glue"
 
 
 @pytest.mark.skipif(not REAL.is_dir(), reason="needs real GLUE files: set COS598D_DATA to a folder that holds glue/")
-@pytest.mark.parametrize(
-    "task, folder, train, dev",
-    [
-        ("rte", "RTE", 2490, 277),
-        ("cola", "CoLA", 8551, 1043),
-        ("wnli", "WNLI", 635, 71),
-        ("sts-b", "STS-B", 5749, 1500),
-        ("sst-2", "SST-2", 67349, 872),
-        ("mrpc", "MRPC", 3667, 408),
-    ],
-)
+@pytest.mark.parametrize(("task", "folder", "train", "dev"), [
+    ("rte", "RTE", 2490, 277), ("cola", "CoLA", 8551, 1043), ("wnli", "WNLI", 635, 71), ("sts-b", "STS-B", 5749, 1500),
+    ("sst-2", "SST-2", 67349, 872), ("mrpc", "MRPC", 3667, 408),
+])  # fmt: skip
 def test_real_files_have_all_their_rows(task, folder, train, dev):
     counts = [len(read_examples(REAL / folder / f"{part}.tsv", TASKS[task])) for part in ("train", "dev")]
 
