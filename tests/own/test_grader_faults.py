@@ -2,7 +2,6 @@
 
 import pytest
 
-from grader import crashes
 from grader.verdicts import verdict_of
 from tests.own.inline_student import joined
 
@@ -19,10 +18,6 @@ MISMATCHES = {
     "dtype": ("dist.all_reduce(g.double() if rank else g)", ["dtypes", "rank 0 calls", "float32", "float64"]),
     "root": ("dist.reduce(g, min(rank, 1))", ["roots", "to rank 0", "ranks 1-2 call", "to rank 1"]),
     "reduction": ("dist.all_reduce(g, dist.ReduceOp.AVG if rank == 2 else dist.ReduceOp.SUM)", ["SUM", "AVG"]),
-    "reduce_scatter": (
-        "dist.reduce_scatter_tensor(torch.ones(2 + (rank == 1)), torch.ones(3 * (2 + (rank == 1))))",
-        ["shapes", "ranks 0, 2 call reduce_scatter", "(2,)", "rank 1 calls", "(3,)"],
-    ),
     "reduce_scatter of unequal parts": (
         "sizes = (3, 1, 2) if rank == 1 else (1, 3, 2); "
         "dist.reduce_scatter(torch.zeros(sizes[rank]), [torch.ones(size) for size in sizes])",
@@ -35,11 +30,6 @@ MISMATCHES = {
     "group": (
         "pair = dist.new_group([0, 2]); dist.all_reduce(torch.ones(1 + rank), group=pair)",
         ["shapes", "rank 0 calls", "rank 2 calls", "in the group of ranks 0, 2"],
-    ),
-    "batch": (
-        "[w.wait() for w in dist.batch_isend_irecv([dist.P2POp(dist.isend, g, (rank + 1) % n), "
-        "dist.P2POp(dist.irecv, torch.ones(2 + (rank == 1)), (rank - 1) % n)])]",
-        ["shapes", "rank 0 calls send #1 to rank 1", "rank 1 calls recv #1 from rank 0", "(3,)"],
     ),
     "recv": ("dist.send(g, 1) if rank == 0 else dist.recv(torch.ones(3), 0) if rank == 1 else 0", ["shapes", "recv"]),
 }
@@ -72,24 +62,13 @@ RAISED = {
     "coalesced": ("dist.all_reduce_coalesced([g])", "all_reduce_coalesced is not supported by the graders"),
     "one tensor n times": ("dist.gather(g, [torch.zeros(2)] * n if rank == 0 else None)", "more than once"),
     "list on every rank": ("dist.gather(g, [torch.zeros(2) for _ in range(n)])", "ranks 1-2 raised ValueError"),
-    "scatter list on every rank": ("dist.scatter(g, [torch.zeros(2)] * n)", "ranks 1-2 raised ValueError"),
     "list too short": ("dist.gather(g, [g + 1, g + 2] if rank == 0 else None)", "3 in all, got 2"),
     "other shape in the list": ("dist.scatter(g, [torch.zeros(1, 2)] * n if rank == 0 else None)", "(1, 2)"),
     "holes": ("dist.all_reduce(torch.arange(6.0)[::2])", "holes"),
-    "average of integers": ("dist.all_reduce(torch.ones(2, dtype=int), dist.ReduceOp.AVG)", "floating point"),
     "twice": ("context.join()", "twice"),
     "no environment": ("dist.destroy_process_group(); dist.init_process_group('gloo')", "RANK, which is not set"),
-    "no port": (
-        "dist.destroy_process_group(); dist.init_process_group(init_method='tcp://h', rank=0)",
-        "tcp://HOST:PORT",
-    ),
-    "device_ids": ("torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1), device_ids=[0])", "ValueError"),
     "unequal parts": ("dist.all_to_all_single(torch.ones(3), torch.ones(3), None, [1, 1])", "in the parts [1, 1]"),
     "short input": ("dist.reduce_scatter_tensor(g, torch.ones(4))", "contiguous input of 3 times the output (2,)"),
-    "bitwise and": (
-        "dist.all_reduce(torch.ones(2, dtype=int), dist.ReduceOp.BAND)",
-        "ReduceOp is not supported by the graders",
-    ),
     "recv from anybody": ("dist.recv(g)", "recv without a source is not supported by the graders"),
 }
 
@@ -103,30 +82,7 @@ def test_a_call_that_one_rank_can_see_to_be_wrong_raises_in_its_line(play, name)
     assert result.outcome == "raised"
     assert words in result.explain()
     assert "(task/run.py:7)" in result.explain()
-
-
-@pytest.mark.parametrize(("name", "status"), [("one tensor n times", "wrong"), ("list too short", "crashed")])
-def test_what_gloo_would_do_without_an_error_is_called_wrong_and_not_crashed(play, name, status):
-    verdict = verdict_of(play(joined(RAISED[name][0])), "2a.3")
-
-    assert verdict.status == status
-    assert RAISED[name][1] in str(verdict)
-
-
-@pytest.mark.parametrize(("words", "region", "status"), [
-    ("TODO 1.2: do it", "1.2", "not attempted"), ("TODO 1.2", "1.3", "skipped"), ("TODO", "1.2", "not attempted"),
-])  # fmt: skip
-def test_a_todo_is_no_crash_whichever_region_it_names(play, words, region, status):
-    result = play(f"def go(context):\n    raise NotImplementedError({words!r})\n")
-
-    assert verdict_of(result, region).status == status
-
-
-@pytest.mark.parametrize("body", ["dist.all_reduce(g / n)", "dist.all_reduce(g, async_op=True)", "dist.reduce(g, 0)"])
-def test_a_call_without_effect_leaves_the_tensor_as_it_was(play, body):
-    result = play(joined(body + "\nreturn g"))
-
-    assert result.values[1].tolist() == [1, 1]
+    assert verdict_of(result, "2a.3").status == ("wrong" if "gloo" in result.explain() else "crashed")
 
 
 def test_what_an_asynchronous_call_receives_is_nan_until_its_wait(play):
@@ -154,10 +110,6 @@ DEADLOCKS = {
         "dist.all_reduce(g)\nif rank == 1:\n    dist.barrier()",
         "deadlock: rank 1 waits in barrier #2 (task/run.py:9); ranks 0, 2 have already returned",
     ),
-    "handle": (
-        "if rank:\n    return\ndist.all_reduce(g, async_op=True).wait()",
-        "deadlock: rank 0 waits in all_reduce #1 (task/run.py:9); ranks 1-2 have already returned",
-    ),
     "ring with two right neighbours": (
         "to, t = (rank + 1) % n, 0 * g\n"
         "[w.wait() for w in dist.batch_isend_irecv([dist.P2POp(dist.isend, g, to), dist.P2POp(dist.irecv, t, to)])]",
@@ -172,10 +124,6 @@ DEADLOCKS = {
     "recv of nothing": (
         "if rank == 0:\n    dist.recv(g, 1)\nelse:\n    dist.barrier()",
         "deadlock: rank 0 waits in recv #1 from rank 1 (task/run.py:8); ranks 1-2 wait in barrier #1 (:10)",
-    ),
-    "join": (
-        "dist.destroy_process_group()\nif rank == 1:\n    context.join()",
-        "deadlock: rank 1 waits in init_process_group #1 (task/run.py:9); ranks 0, 2 have already returned",
     ),
     "raise": (
         "if rank == 1:\n    raise KeyError('p')\ndist.barrier()",
@@ -288,14 +236,6 @@ FIRST_SENTENCES = {
 @pytest.mark.parametrize("body", FIRST_SENTENCES)
 def test_a_crash_or_a_deadlock_says_first_what_to_change(play, body):
     assert FIRST_SENTENCES[body] in str(verdict_of(play(joined(body)), "2a.3")).partition("\n")[0]
-
-
-def test_the_reason_of_a_lesson_takes_the_place_of_the_general_one():
-    text = crashes.explained("rank 0 raised AttributeError: 'NoneType' object has no attribute 'wait'", {})
-
-    own = crashes.explained(text, {"attribute 'wait'": "receive() finds no handle"})
-
-    assert own.splitlines() == ["receive() finds no handle", text.splitlines()[1]]
 
 
 def test_a_line_of_a_probe_is_not_taken_for_one_of_the_student(play):
