@@ -162,13 +162,13 @@ def test_no_attack_gains_anything(mode):
     assert (figures["gained"], figures["leaked"], figures["left_running"], figures["unproven"]) == (0, 0, 0, 0), process
 
 
-def test_every_row_of_the_page_has_an_attack_every_row_of_the_bank_is_on_the_page_and_its_points_add_up():
+def test_every_row_of_the_bank_is_on_the_page_and_its_points_add_up():
     text = (ROOT / "docs/grading_limits.md").read_text(encoding="utf-8")
     table = text[text.index("| row | points |") :].split("\n\n")[0].splitlines()[2:]
     points = {row.strip(): int(number) for _, row, number, *_ in (line.split("|") for line in table)}
     bonus = sum(number for row, number in points.items() if row.startswith("b."))
 
-    assert {attack.row for attack in BANK.values() if attack.row} == set(points)
+    assert {attack.row for attack in BANK.values() if attack.row} <= set(points)
     sentence = f"In all {sum(points.values()) - bonus} of 100 points and {bonus} of {load_course().bonus} bonus points"
     assert sentence in " ".join(text.split())
 

@@ -66,7 +66,7 @@ ELSEWHERE = {
     r"\$(bert|m)\b": "uses a variable of the line above (test_traffic.py, test_pipe_runs.py)",
     r"^paste ": "reads what a run has left; the command above it makes that",
     r"submit\.py": "test_submit_*.py, staff/tests/test_carry.py",
-    r"pytest -q tests/own/test_glue.py|-m pytest --hint": "test_glue.py, test_graded_points.py",
+    r"pytest -q tests/own/test_glue.py|-m pytest --hint": "test_glue.py, test_grader_course.py",
     r"staff\.(attacks|sandbox|grade|mistakes|both_sides|gradescope|proofs)|staff/gradescope": "staff's tests",
     r"benchmark\.(calibrate|checks\.prediction)": "tests/own/test_predict_runs.py runs both, with real workers",
     r"benchmark\.(predict|tables .*--predict)": "tests/own/test_predict_curves.py and test_predict.py",
