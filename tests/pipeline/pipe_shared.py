@@ -6,6 +6,7 @@ begun, so partitions that run one after another are found whatever their speed i
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -101,24 +102,34 @@ def must_end(grade: Grade, result: Result, pairs: Pairs, split_size: int = 1) ->
         raise Deadlocked(grade.with_seed(hang))
 
 
-def must_meet(grade: Grade, result: Result, why: Callable[[Watched, int], str]) -> None:
-    """Fail if a partition waited in vain for the others of its group.
+def must_meet(
+    grade: Grade, result: Result, groups: Sequence[Pairs], why: Callable[[Watched, int], str]
+) -> None:  # fmt: skip
+    """Fail unless all places of each group were at work at the same time, none of them in the caller's thread.
 
-    `why(watched, micro_batch)` gives the reason; `watched` has the events of this call of compute up to that moment.
+    A partition that waited in vain for the others of its group says so. `why(watched, micro_batch)` gives the reason;
+    `watched` has the events of this call of compute up to that moment.
     """
     events = result.ranks[0].events
-    number = next((number for number, event in enumerate(events) if event.name == "alone"), None)
-    if number is None:
-        return
-    i, j = events[number].data["place"]
     if Watched(events).in_caller:
         grade.fail(
-            f"partition {j} runs in the caller's thread: put a Task into in_queues[j] whose function calls it, and do "
-            "not call it when you make the Task"
+            "a partition runs in the caller's thread: put a Task into in_queues[j] whose function calls it, and do not "
+            "call it when you make the Task"
         )
-    start = max((before for before in range(number) if events[before].name == "cycle"), default=-1)
-    absent = ", ".join(f"micro-batch {m} in partition {n}" for m, n in events[number].data["missing"])
-    grade.fail(
-        f"while partition {j} worked on micro-batch {i}, {absent} should have run at the same time, but did not: "
-        f"{why(Watched(events[start + 1 : number]), i)}"
-    )
+    number = next((number for number, event in enumerate(events) if event.name == "alone"), None)
+    if number is not None:
+        i, j = events[number].data["place"]
+        start = max((before for before in range(number) if events[before].name == "cycle"), default=-1)
+        absent = ", ".join(f"micro-batch {m} in partition {n}" for m, n in events[number].data["missing"])
+        grade.fail(
+            f"while partition {j} worked on micro-batch {i}, {absent} should have run at the same time, but did not: "
+            f"{why(Watched(events[start + 1 : number]), i)}"
+        )
+    first: dict[tuple[str, int, int], int] = {}  # the first time that somebody was there or left
+    for number, event in enumerate(events):
+        if event.name in ("present", "left"):
+            first.setdefault((event.name, *event.data["place"]), number)
+    for group in groups:
+        begun = max(first.get(("present", i, j), math.inf) for i, j in group)
+        if begun > min(first.get(("left", i, j), 0) for i, j in group):
+            grade.fail(f"the (micro-batch, partition) pairs {[*map(tuple, group)]} should run at the same time")

@@ -228,7 +228,7 @@ def check_same_time(grade: Grade) -> None:
             return f"all tasks went into in_queues[{puts[0]}]"
         return "the partitions must run at the same time, and none may wait for another's result"
 
-    shared.must_meet(grade, result, why_alone)
+    shared.must_meet(grade, result, cycles, why_alone)
     shared.must_end(grade, result, pairs)
     watched = Watched(result.ranks[0].events)
     if idle := sorted({j for _, j in pairs} - {j for _, j in watched.places}):
