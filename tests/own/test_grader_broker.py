@@ -212,26 +212,6 @@ def test_the_bytes_of_each_call_are_counted_and_the_fewest_that_it_needs(play):
     assert [call.price for call in second.calls[1:5]] == pytest.approx([2 * whole, whole, whole, whole])
 
 
-<<<<<<< HEAD
-def test_ddp_finds_unused_parameters_and_skips_what_no_sync_skips(play):
-    source = joined("""
-        model = torch.nn.ModuleList([torch.nn.Linear(1, 1, bias=False), torch.nn.Linear(1, 1, bias=False)])
-        model.forward = lambda x: model[0](x)
-        ddp = torch.nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
-        x = torch.full((1, 1), float(rank))
-        with ddp.no_sync():
-            ddp(x).backward()
-        before = model[0].weight.grad.clone()
-        ddp(x).backward()
-        return before, model[0].weight.grad, model[1].weight.grad is None
-    """)
-
-    for rank, (before, after, unused) in enumerate(play(source).values):
-        assert (before.item(), after.item(), unused) == (rank, 2.0, True)
-
-
-=======
->>>>>>> p1-grader
 # --- tensors in flight ------------------------------------------------------------------------------------------------
 
 IN_FLIGHT = {

@@ -67,13 +67,6 @@ RAISED = {
     "holes": ("dist.all_reduce(torch.arange(6.0)[::2])", "holes"),
     "twice": ("context.join()", "twice"),
     "no environment": ("dist.destroy_process_group(); dist.init_process_group('gloo')", "RANK, which is not set"),
-<<<<<<< HEAD
-    "no port": (
-        "dist.destroy_process_group(); dist.init_process_group(init_method='tcp://h', rank=0)",
-        "tcp://HOST:PORT",
-    ),
-=======
->>>>>>> p1-grader
     "unequal parts": ("dist.all_to_all_single(torch.ones(3), torch.ones(3), None, [1, 1])", "in the parts [1, 1]"),
     "short input": ("dist.reduce_scatter_tensor(g, torch.ones(4))", "contiguous input of 3 times the output (2,)"),
     "recv from anybody": ("dist.recv(g)", "recv without a source is not supported by the graders"),
@@ -92,18 +85,6 @@ def test_a_call_that_one_rank_can_see_to_be_wrong_raises_in_its_line(play, name)
     assert verdict_of(result, "2a.3").status == ("wrong" if "gloo" in result.explain() else "crashed")
 
 
-<<<<<<< HEAD
-@pytest.mark.parametrize(("words", "region", "status"), [
-    ("TODO 1.2: do it", "1.2", "not attempted"), ("TODO 1.2", "1.3", "skipped"), ("TODO", "1.2", "not attempted"),
-])  # fmt: skip
-def test_a_todo_is_no_crash_whichever_region_it_names(play, words, region, status):
-    result = play(f"def go(context):\n    raise NotImplementedError({words!r})\n")
-
-    assert verdict_of(result, region).status == status
-
-
-=======
->>>>>>> p1-grader
 def test_what_an_asynchronous_call_receives_is_nan_until_its_wait(play):
     call = "parts = [0 * g for _ in range(n)]\nwork = dist.all_gather(parts, g, async_op=True)"
 

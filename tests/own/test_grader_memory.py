@@ -78,17 +78,6 @@ def test_a_rank_that_is_measured_can_write_no_file(play, hides):
     assert result.outcome == "raised" and not result.memory
 
 
-<<<<<<< HEAD
-@pytest.mark.parametrize(("lines", "outcome", "words"), [
-    ('if context.rank:\n        measure("there")', "deadlock", "rank 1 waits in measurement #1"),
-    ('measure(f"there {context.rank}")', "mismatch", "different points of a probe"),
-])  # fmt: skip
-def test_all_ranks_are_measured_at_one_point(play, lines, outcome, words):
-    _, result = measured(play, lines)
-
-    assert result.outcome == outcome and words in result.explain()
-
-
 @in_rank(join=False)
 def keep(context, _lesson, inputs):
     """Keep so many bytes, and be measured."""
@@ -102,21 +91,6 @@ def keep(context, _lesson, inputs):
     ((4 * MB, 4 * MB), ""), ((9 * MB, 1 * MB), ""),  # a rank that looks larger once is no failure
     ((9 * MB, 9 * MB), "after a step, rank 1 has 9."),
 ])  # fmt: skip
-=======
-@in_rank(join=False)
-def keep(context, _lesson, inputs):
-    """Keep so many bytes, and be measured."""
-    context.measure("start")
-    kept = torch.ones(inputs, dtype=torch.uint8)  # noqa: F821 (torch, in a rank)
-    context.measure("ended")
-    del kept
-
-
-@pytest.mark.parametrize(("bytes_of", "words"), [
-    ((4 * MB, 4 * MB), ""), ((9 * MB, 1 * MB), ""),  # a rank that looks larger once is no failure
-    ((9 * MB, 9 * MB), "after a step, rank 1 has 9."),
-])  # fmt: skip
->>>>>>> p1-grader
 def test_a_rank_has_too_much_only_if_it_has_it_in_a_second_run_as_well(bytes_of, words):
     view, limit = (
         view_of(ROOT, "b.9"),

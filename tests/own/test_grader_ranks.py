@@ -168,26 +168,6 @@ def test_ranks_differ_where_separate_processes_differ(play):
     assert len({value[1] for value in got}) == 1  # torch starts from the same seed in every process
 
 
-<<<<<<< HEAD
-def test_a_rank_sees_its_own_arguments_and_loads_fresh_modules(play):
-    source = """
-        count = 0
-
-        def go(context):
-            first, second = context.load("task/run.py"), context.load("task/run.py")
-            first.count = 5
-            arguments = context.arguments
-            return arguments["own_inputs"], "each" in arguments, arguments["deep"].dtype == torch.float32, second.count
-    """
-
-    result = play(source, each=[np.arange(2.0), np.arange(3.0)], deep=np.float32([1]))
-
-    assert [value[0].tolist() for value in result.values] == [[0, 1], [0, 1, 2]]
-    assert [value[1:] for value in result.values] == [[False, True, 0]] * 2
-
-
-=======
->>>>>>> p1-grader
 @pytest.mark.parametrize("stop", ["breakpoint()", "import pdb; pdb.set_trace()"])
 def test_a_debugger_in_a_rank_says_how_to_debug(play, stop):
     result = play(f"def go(context):\n    {stop}\n    return 1\n")
@@ -230,8 +210,6 @@ def test_ordinary_code_runs_and_loads_its_data_in_the_rank_itself(play):
     assert "num_workers=0" in result.ranks[0].stderr
 
 
-<<<<<<< HEAD
-=======
 def test_a_rank_gets_its_own_inputs_and_no_others(play):
     got = play("def go(context):\n    return context.arguments", each=[np.arange(2.0), np.arange(3.0)]).values
 
@@ -239,7 +217,6 @@ def test_a_rank_gets_its_own_inputs_and_no_others(play):
     assert not any("each" in rank for rank in got)
 
 
->>>>>>> p1-grader
 # --- what a rank leaves -----------------------------------------------------------------------------------------------
 
 # Whoever still lives of a rank's processes holds its lock, since all of them have inherited the open file.

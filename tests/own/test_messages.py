@@ -63,18 +63,6 @@ def test_what_helps_most_comes_first(name):
     assert messages(entries, COURSE)[1] == line
 
 
-<<<<<<< HEAD
-def test_ranks_that_say_the_same_are_one_cause_however_many_they_are():
-    one = "rank 0 waits in gather #1 (:8); rank 1 waits in scatter #2 (:9)"
-    more = "rank 0 waits in gather #1 (:8); ranks 1-2 wait in scatter #2 (:9)"
-
-    lines = messages([entry("test_a", one), entry("test_b", more)], COURSE)
-
-    assert lines[2:] == ["    same cause: test_b"]
-
-
-=======
->>>>>>> p1-grader
 def test_only_the_first_message_of_a_region_is_long():
     long = "expected " + "0.1 " * 100
     lines = messages([entry("test_a", long + "a"), entry("test_b", "other words, " + long)], COURSE)
@@ -106,13 +94,6 @@ def test_the_next_step_can_be_begun_and_is_what_was_asked_for_or_has_failed(tree
     assert next_step(COURSE, tree, asked=asked, failed=failed).startswith(begin)
 
 
-<<<<<<< HEAD
-def test_nothing_is_next_where_all_is_written():
-    assert next_step(COURSE, ROOT) == ""
-
-
-=======
->>>>>>> p1-grader
 @pytest.mark.parametrize(("printed", "all_ranks", "shown", "last"), [
     ("line\n" * 1000, False, 8, "    ... 992 more lines; use --prints all to see more"),
     ("x" * 1000 + "\nline" * 1000, True, 199, "    ... 801 more lines"),

@@ -48,70 +48,9 @@ def test_each_save_is_graded_on_one_screen_keys_are_heard_and_ctrl_c_leaves_noth
         shown.type("\x03")
         code, last = shown.end()
 
-<<<<<<< HEAD
-
-def test_each_save_is_graded_and_a_half_saved_file_and_ctrl_c_do_no_harm_and_nothing_runs_on(student):
-    student.wait_for("2b.2 Partition.__getitem__ is not written yet: common/data_partition.py")
-    student.wait_for("watching; press Ctrl-C to stop")
-    student.save(WRONG)
-    student.wait_for("wrong: ")
-    student.save("return self.data[")
-    student.wait_for("while loading")
-    student.save(RIGHT)
-    student.wait_for("2/2")
-
-    started = descendants(student.process.pid, set())
-    student.process.send_signal(signal.SIGINT)
-
-    assert student.process.wait(30) == 0
-    assert not any("Traceback" in line for line in student.lines)
-    assert started
-    wait_for(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in started), "the end of all processes")
-
-
-def graded(*messages):
-    """A grading of tests of these regions with these messages, "" for one that has passed."""
-    run = OneGrading()
-    for number, (region, message) in enumerate(messages):
-        status, points = ("wrong", 0) if message else ("passed", 2)
-        run.entries.append(Entry(f"tests/test_a.py::test_{number}", "2b", region, status, points, 2, message))
-    return run
-
-
-LONG = "every gradient is 3.000 times the mean on 3 workers: " + "did you divide by world_size after the sum? " * 4
-
-
-def test_on_a_small_terminal_the_first_cause_is_on_the_screen_and_no_word_is_cut(monkeypatch, capsys):
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setenv("LINES", "24")
-    causes = [("4.1", LONG + "\n" + "  a line of the script\n" * 30), *(("4.1", f"cause {n}") for n in "abcdefghij")]
-
-    show(Watch(COURSE, ROOT, "4.1").lines_of(graded(*causes), "4.1"))
-
-    screen = capsys.readouterr().out.removeprefix(CLEAR).splitlines()
-    assert max(map(len, screen)) <= 80
-    assert len(screen) < 24
-    assert screen[1].startswith("  wrong: every gradient is 3.000 times the mean on 3 workers: did you divide by")
-    assert set(" ".join(screen[1:5]).split()) <= {"wrong:", *LONG.split()}
-    assert screen[-2].endswith("more lines")
-    assert screen[-1] == KEYS
-
-
-def test_keys_are_read_one_by_one_and_only_when_somebody_asks(monkeypatch):
-    terminal, stdin = pty.openpty()
-    with os.fdopen(stdin, "r") as file, os.fdopen(terminal, "wb", buffering=0) as keyboard:
-        monkeypatch.setattr("sys.stdin", file)
-        with keys() as pressed:
-            assert pressed() == ""
-            keyboard.write(b"hq")
-            wait_for(lambda: pressed() == "h", "the key")
-            assert [pressed(), pressed()] == ["q", ""]
-=======
     assert code == 0 and "Traceback" not in last
     assert cause[1].startswith("  crashed: rank 0 raised SyntaxError")
     assert len(cause) + len(rest) < 24 and max(map(len, cause + rest[1:])) <= 80
->>>>>>> p1-grader
 
 
 def test_it_begins_with_the_region_or_the_task_that_was_asked_for(tmp_path):
