@@ -102,13 +102,10 @@ def must_end(grade: Grade, result: Result, pairs: Pairs, split_size: int = 1) ->
         raise Deadlocked(grade.with_seed(hang))
 
 
-def must_meet(
-    grade: Grade, result: Result, groups: Sequence[Pairs], why: Callable[[Watched, int], str]
-) -> None:  # fmt: skip
-    """Fail unless all places of each group were at work at the same time, none of them in the caller's thread.
+def must_meet(grade: Grade, result: Result, why: Callable[[Watched, int], str]) -> None:
+    """Fail if a partition waited in vain for the others of its group, or worked in the caller's thread.
 
-    A partition that waited in vain for the others of its group says so. `why(watched, micro_batch)` gives the reason;
-    `watched` has the events of this call of compute up to that moment.
+    `why(watched, micro_batch)` gives the reason; `watched` has the events of this call of compute up to that moment.
     """
     events = result.ranks[0].events
     if Watched(events).in_caller:
@@ -117,16 +114,21 @@ def must_meet(
             "call it when you make the Task"
         )
     number = next((number for number, event in enumerate(events) if event.name == "alone"), None)
-    if number is not None:
-        i, j = events[number].data["place"]
-        start = max((before for before in range(number) if events[before].name == "cycle"), default=-1)
-        absent = ", ".join(f"micro-batch {m} in partition {n}" for m, n in events[number].data["missing"])
-        grade.fail(
-            f"while partition {j} worked on micro-batch {i}, {absent} should have run at the same time, but did not: "
-            f"{why(Watched(events[start + 1 : number]), i)}"
-        )
-    first: dict[tuple[str, int, int], int] = {}  # the first time that somebody was there or left
-    for number, event in enumerate(events):
+    if number is None:
+        return
+    i, j = events[number].data["place"]
+    start = max((before for before in range(number) if events[before].name == "cycle"), default=-1)
+    absent = ", ".join(f"micro-batch {m} in partition {n}" for m, n in events[number].data["missing"])
+    grade.fail(
+        f"while partition {j} worked on micro-batch {i}, {absent} should have run at the same time, but did not: "
+        f"{why(Watched(events[start + 1 : number]), i)}"
+    )
+
+
+def must_have_met(grade: Grade, result: Result, groups: Sequence[Pairs]) -> None:
+    """Fail unless all places of each group had begun before one of them had ended."""
+    first: dict[tuple[str, int, int], int] = {}
+    for number, event in enumerate(result.ranks[0].events):
         if event.name in ("present", "left"):
             first.setdefault((event.name, *event.data["place"]), number)
     for group in groups:

@@ -228,7 +228,7 @@ def check_same_time(grade: Grade) -> None:
             return f"all tasks went into in_queues[{puts[0]}]"
         return "the partitions must run at the same time, and none may wait for another's result"
 
-    shared.must_meet(grade, result, cycles, why_alone)
+    shared.must_meet(grade, result, why_alone)
     shared.must_end(grade, result, pairs)
     watched = Watched(result.ranks[0].events)
     if idle := sorted({j for _, j in pairs} - {j for _, j in watched.places}):
@@ -238,6 +238,7 @@ def check_same_time(grade: Grade) -> None:
     expected = {i: Expected((j + 2) * batches[i], message, f"batches[{i}]") for i, j in pairs}
     got = dict(enumerate(result.values[0]["batches"]))
     check(grade, "all partitions of a cycle ran, but it does not hold what its partition made: ", got, expected)
+    shared.must_have_met(grade, result, cycles)
 
 
 def check_devices(grade: Grade, devices: list[str], cycle: Cycle) -> None:

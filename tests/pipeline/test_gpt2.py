@@ -203,7 +203,8 @@ def check_used(grade: Grade, masked: bool = False) -> None:
             grade.fail(f"{words}, got {short(examples)}")
     if any(call["in_caller"] for call in calls):
         grade.fail("a block runs in the caller's thread: the Pipe must run it in a worker")
-    shared.must_meet(grade, result, GROUPS, lambda *_: "the partitions of the Pipe run one after another")
+    shared.must_meet(grade, result, lambda *_: "the partitions of the Pipe run one after another")
+    shared.must_have_met(grade, result, GROUPS)
     if words := difference(got["steps"][0], right_steps(grade, masked)[0]):
         grade.fail(f"piped GPT-2: {words}")
 
