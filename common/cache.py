@@ -1,10 +1,11 @@
 """Cached folders.
 
-A folder gets its final name when it is complete, is checked when it is opened, and is rebuilt if it is damaged.
+A folder gets its final name when it is complete, so a run that is killed leaves no half of one. If a file is missing or
+cut off all the same (a full disk, an interrupted copy), the folder is built again.
 
 folder = cached(cache_dir("models") / "tiny-bert-v2", build)      # build(partial) writes the files
 
-.cache/models/tiny-bert-v2/            the files, and complete.json: their sizes and checksums, written last
+.cache/models/tiny-bert-v2/            the files, and complete.json: their sizes, written last
 .cache/models/.tiny-bert-v2.partial/   left by an interrupted run; the next run that builds removes it
 """
 
@@ -12,7 +13,6 @@ import json
 import os
 import shutil
 import sys
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -21,13 +21,12 @@ from common.errors import InputError
 from common.paths import locked, shown
 
 COMPLETE = "complete.json"
-PIECE = 1 << 20  # bytes
 
 T = TypeVar("T")
 
 
 def cached(folder: Path, build: Callable[[Path], None], fresh: bool = False) -> Path:
-    """Return `folder` once it is complete; `build` writes its files if it is missing or damaged.
+    """Return `folder` once it is complete; `build` writes its files if one is missing.
 
     See `read_cached` for the rest.
     """
@@ -46,10 +45,9 @@ def read_cached(folder: Path, build: Callable[[Path], None], read: Callable[[Pat
     """
     try:
         with locked(folder):
-            reason = None if fresh or not os.path.lexists(folder) else damage(folder)
-            if reason:
-                print(f"{shown(folder)} is damaged ({reason}); rebuilding it", file=sys.stderr, flush=True)
-            if fresh or reason or not folder.exists():
+            if fresh or not is_complete(folder):
+                if os.path.lexists(folder) and not fresh:
+                    print(f"{shown(folder)} is damaged; rebuilding it", file=sys.stderr, flush=True)
                 _build(folder, build)
             return read(folder)
     except OSError as error:
@@ -59,55 +57,29 @@ def read_cached(folder: Path, build: Callable[[Path], None], read: Callable[[Pat
         ) from error
 
 
-def damage(folder: Path) -> str | None:
-    """Return what is wrong with a cached folder, in a few words; None if it is complete."""
+def is_complete(folder: Path) -> bool:
+    """Return whether every file of a cached folder is there, with the size that it had when it was written."""
     try:
-        files = json.loads((folder / COMPLETE).read_bytes())
-        if not isinstance(files, dict) or not files:
-            return f"{COMPLETE} lists no files"
-    except FileNotFoundError:
-        return f"{COMPLETE} is missing"
-    except (OSError, ValueError) as error:
-        return f"{COMPLETE} cannot be read: {error}"
-    for name, expected in files.items():
-        try:
-            if _describe(folder / name) != expected:
-                return f"{name} has changed"
-        except FileNotFoundError:
-            return f"{name} is missing"
-        except OSError as error:
-            return f"{name} cannot be read: {error.strerror}"
-    return None
+        sizes = json.loads((folder / COMPLETE).read_bytes())
+        return all((folder / name).stat().st_size == size for name, size in sizes.items())
+    except (OSError, ValueError, AttributeError):
+        return False
 
 
 def _build(folder: Path, build: Callable[[Path], None]) -> None:
     partial = folder.with_name(f".{folder.name}.partial")
-    old = folder.with_name(f".{folder.name}.old")
-    for left in (partial, old):  # by a run that was killed
-        _remove(left)
+    _remove(partial)  # left by a run that was killed
     partial.mkdir()
     try:
         build(partial)
         for path in partial.iterdir():
             path.chmod(0o644)  # safetensors writes files that only their owner can read
-        files = {path.name: _describe(path) for path in sorted(partial.iterdir())}
-        (partial / COMPLETE).write_text(json.dumps(files, indent=1))
-        if os.path.lexists(folder):
-            os.replace(folder, old)
+        sizes = {path.name: path.stat().st_size for path in sorted(partial.iterdir())}
+        (partial / COMPLETE).write_text(json.dumps(sizes, indent=1))
+        _remove(folder)
         os.replace(partial, folder)
     finally:
-        for left in (partial, old):
-            _remove(left)
-
-
-def _describe(path: Path) -> list[int]:
-    """Return size in bytes and CRC-32, which takes about 50 ms for a hundred megabytes; SHA-256 takes 300 ms."""
-    size = checksum = 0
-    with open(path, "rb") as file:
-        while piece := file.read(PIECE):
-            size += len(piece)
-            checksum = zlib.crc32(piece, checksum)
-    return [size, checksum]
+        _remove(partial)
 
 
 def _remove(path: Path) -> None:

@@ -5,7 +5,6 @@ a low accuracy. The files are made once, from fixed seeds, and stored in the cac
 """
 
 import json
-import os
 import random
 import re
 import uuid
@@ -46,12 +45,10 @@ def oscar_sample_file() -> Path:
     """A .jsonl file with one OSCAR 23.01 record a line; "content" is the text of a `page`."""
 
     def build(folder: Path) -> None:
-        path = folder / OSCAR_FILE
-        with open(path, "w", encoding="utf-8") as file:
+        with open(folder / OSCAR_FILE, "w", encoding="utf-8") as file:
             for record in oscar_records(OSCAR_RECORDS, random.Random(2301)):
                 # As in OSCAR, text is UTF-8 and not escaped: U+2028 is inside the line, and does not end it.
                 file.write(json.dumps(record, ensure_ascii=False) + "\n")
-        os.utime(path, (0, 0))  # token blocks made of this text remain valid when the text is rebuilt
 
     return cached(cache_dir("sample") / f"oscar-v{VERSION}", build) / OSCAR_FILE
 

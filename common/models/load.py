@@ -3,7 +3,8 @@
     model_path("tiny", "bert")  -> a folder with config.json, model.safetensors and a tokenizer, as a hub model has them
     model_path("bert-base-cased", "bert"), model_path("/a/folder", "gpt2")  -> where from_pretrained finds the model
 
-Names are checked here, before any rank joins a process group. Later, one rank's error would make the others hang.
+Names and files are checked here, before any rank joins a process group. Later, one rank's error would make the others
+hang.
 """
 
 import contextlib
@@ -11,23 +12,23 @@ import hashlib
 import json
 import re
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import transformers
-from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
+from huggingface_hub import get_hf_file_metadata, hf_hub_url, snapshot_download
 from huggingface_hub.errors import (
     GatedRepoError,
     HFValidationError,
     LocalEntryNotFoundError,
-    RemoteEntryNotFoundError,
     RepositoryNotFoundError,
 )
 from huggingface_hub.utils import logging as hub_logging
 from safetensors import SafetensorError, safe_open
 from transformers.utils import logging as transformers_logging
 
-from common.errors import InputError, reading
+from common.errors import InputError
 from common.models.tiny import tiny_model_folder
 
 if TYPE_CHECKING:
@@ -35,7 +36,10 @@ if TYPE_CHECKING:
 
 
 KINDS = ("bert", "gpt2", "t5")
-TOKENIZER_FLAG = "--tokenizer_name"
+MODEL_FLAG, TOKENIZER_FLAG = "--model_name_or_path", "--tokenizer_name"
+# What is fetched from the hub: small files, and weights in one or several files, in today's format or the one before.
+SMALL_FILES = ("*.json", "*.txt", "*.model")
+WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
 # A tokenizer is one complete file, or a vocabulary of its kind, which may be the only file in a folder.
 VOCABULARIES = {"bert": ("vocab.txt",), "gpt2": ("vocab.json", "merges.txt"), "t5": ("spiece.model",)}
 # Names, because each class is loaded only when it is used.
@@ -63,19 +67,20 @@ def model_path(name: str, kind: str, weights: bool = True) -> str:
     quiet_transformers()
     if name == "tiny":
         return str(tiny_model_folder(kind))
-    folder = Path(name).expanduser()
-    if folder.exists():
-        copy = "copy it again"
-        _check_is_model(folder)
-        check_kind(folder, kind)
-    else:
-        folder = _ask_hub(name, MODEL_FLAG)
-        copy = f"copy it again, or delete {folder.parents[1]} to download the model again"
-        check_kind(folder, kind)
-        if weights and not weights_of(folder):
-            _fetch_weights(name)
+    folder, copy = Path(name).expanduser(), "copy it again"
+    if not folder.exists():
+        folder = _from_hub(name, MODEL_FLAG, SMALL_FILES, lambda folder: (folder / "config.json").exists())
+        for pattern in WEIGHTS if weights else ():
+            if not _weights_of(folder):
+                folder = _from_hub(name, MODEL_FLAG, (pattern,), lambda folder: bool(_weights_of(folder)))
+        copy += f", or delete {folder.parents[1]} to download the model again"
+    if not (folder / "config.json").is_file():
+        raise InputError(f"{MODEL_FLAG}: {folder} is not a model: it has no config.json; copy the folder, or use tiny")
+    actual = read_json(folder / "config.json", MODEL_FLAG).get("model_type")
+    if actual != kind:
+        raise InputError(f"{MODEL_FLAG}: expected a model of type {kind}, {folder} holds {actual}; name another model")
     if weights:
-        check_weights(folder, copy)
+        _check_weights(folder, copy)
     return str(folder.absolute())
 
 
@@ -93,9 +98,7 @@ def load_tokenizer(name: str, kind: str, lower_case: bool = False) -> "PreTraine
     quiet_transformers()
     folder = tiny_model_folder(kind) if name == "tiny" else Path(name).expanduser()
     if not folder.exists():
-        folder = _ask_hub(name, TOKENIZER_FLAG)
-        if not _has_tokenizer(folder, kind):
-            _fetch_tokenizer(name, kind)
+        folder = _from_hub(name, TOKENIZER_FLAG, SMALL_FILES, lambda folder: _has_tokenizer(folder, kind))
     if not _has_tokenizer(folder, kind):
         vocabulary = " and ".join(VOCABULARIES[kind])
         raise InputError(f"{TOKENIZER_FLAG}: {folder} holds no tokenizer: expected tokenizer.json, or {vocabulary}")
@@ -124,14 +127,10 @@ PROBE = "Training  on 4 workers:\n\tthe gradients' mean, naïve? 50,257 ≠ 1024
 
 
 def tokenizer_fingerprint(tokenizer: "PreTrainedTokenizerFast") -> str:
-    """Return a fingerprint that is equal for tokenizers with the same ids for the vocabulary and for a test text.
-
-    Of a large vocabulary, only about 4,000 evenly spaced words are used: all of GPT-2's would make every start slow.
-    """
-    size = len(tokenizer)
-    words = [tokenizer.backend_tokenizer.id_to_token(i) or "" for i in range(0, size, 1 + size // 4096)]
-    words += map(str, tokenizer(PROBE, verbose=False)["input_ids"])
-    return hashlib.sha256("\0".join([str(size), *words]).encode()).hexdigest()
+    """Return a fingerprint that is equal for tokenizers with the same ids for the vocabulary and for a test text."""
+    ids = tokenizer.get_vocab()
+    words = [*sorted(ids, key=ids.__getitem__), *map(str, tokenizer(PROBE, verbose=False)["input_ids"])]
+    return hashlib.sha256("\0".join(words).encode()).hexdigest()
 
 
 def _has_tokenizer(folder: Path, kind: str) -> bool:
@@ -150,29 +149,23 @@ def _lowers(folder: Path) -> bool:
     return bool(normalizer.get("lowercase", False))
 
 
-def _check_is_model(folder: Path) -> None:
-    if not folder.is_dir():
-        raise InputError(f"{MODEL_FLAG}: expected a folder, {folder} is a file; name the folder that contains it")
-    if not (folder / "config.json").is_file():
-        raise InputError(
-            f"{MODEL_FLAG}: {folder} is not a model: it has no config.json; copy the whole folder, or use tiny"
-        )
-
-
-def _ask_hub(name: str, flag: str) -> Path:
-    """Return the folder of the hub's cache that holds config.json of model `name`, downloaded if necessary.
+def _from_hub(name: str, flag: str, patterns: tuple[str, ...], is_enough: Callable[[Path], bool]) -> Path:
+    """Return the hub's cached folder of model `name`; download the files that match, unless those there are enough.
 
     Raises InputError within seconds if the name is not a hub's, or if the hub does not know it or does not answer.
     """
     if not re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", name):
         raise InputError(f"{flag}: there is no folder {name}; name a folder, a hub model or tiny")
     by_hand = f"copy the model's folder here and pass its path with {flag}, or use tiny"
+    wanted = {"allow_patterns": list(patterns), "ignore_patterns": "*/*"}  # sub-folders are for other frameworks
     try:
         with contextlib.suppress(LocalEntryNotFoundError):
-            return Path(hf_hub_download(name, "config.json", local_files_only=True)).parent
-        # One question first: hf_hub_download would ask a hub that does not answer for many minutes.
+            folder = Path(snapshot_download(name, **wanted, local_files_only=True))
+            if is_enough(folder):
+                return folder
+        # One question first: snapshot_download would ask a hub that does not answer for many minutes.
         get_hf_file_metadata(hf_hub_url(name, "config.json"), timeout=5)
-        return Path(hf_hub_download(name, "config.json")).parent
+        return Path(snapshot_download(name, **wanted))
     except GatedRepoError:
         raise InputError(f"{flag}: {name} needs an account that has accepted its terms; {by_hand}") from None
     except (RepositoryNotFoundError, HFValidationError):
@@ -182,88 +175,34 @@ def _ask_hub(name: str, flag: str) -> Path:
         raise InputError(f"{flag}: {reason}; {by_hand}") from None
 
 
-def _fetch_weights(name: str) -> None:
-    """Download a hub model's weights into the hub's cache; several files where an index lists them."""
-    for file in WEIGHTS:
-        path = _download(name, file, MODEL_FLAG)
-        if path:
-            for shard in shards_of(path) if path.suffix == ".json" else []:
-                _download(name, shard.name, MODEL_FLAG)
-            return
+def _weights_of(folder: Path) -> list[Path]:
+    """Return the files with a model's weights, in today's format or the one before; [] if there are none."""
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        if (folder / name).is_file():
+            return [folder / name]
+        if (index := folder / f"{name}.index.json").is_file():
+            parts = read_json(index, MODEL_FLAG).get("weight_map")
+            if not isinstance(parts, dict):
+                raise InputError(f"{MODEL_FLAG}: {index}: expected a weight_map with names of files; copy it again")
+            return [folder / str(part) for part in sorted(set(parts.values()))]
+    return []
 
 
-def _fetch_tokenizer(name: str, kind: str) -> None:
-    """Download a tokenizer's files into the hub's cache. Old models have a vocabulary only, new ones one file."""
-    for file in ("tokenizer_config.json", "tokenizer.json", "special_tokens_map.json", *VOCABULARIES[kind]):
-        _download(name, file, TOKENIZER_FLAG)
-
-
-def _download(name: str, file: str, flag: str) -> Path | None:
-    """Return one file of a hub model, in the hub's cache; None if the model does not have it."""
-    try:
-        return Path(hf_hub_download(name, file))
-    except RemoteEntryNotFoundError:
-        return None
-    except Exception as error:
-        reason = f"{file} of {name} cannot be fetched ({type(error).__name__})"
-        raise InputError(f"{flag}: {reason}; try again, copy the model's folder here, or use tiny") from None
-
-
-MODEL_FLAG = "--model_name_or_path"
-WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json")
-
-
-# The files of a model's folder are checked before any worker joins: which one is to be copied again?
-
-
-def check_kind(folder: Path, kind: str) -> None:
-    """Raise InputError unless config.json says that the folder holds a model of this kind."""
-    actual = read_json(folder / "config.json", MODEL_FLAG).get("model_type")
-    if actual != kind:
-        raise InputError(f"{MODEL_FLAG}: expected a model of type {kind}, {folder} holds {actual}; name another model")
-
-
-def weights_of(folder: Path) -> Path | None:
-    """Return the file with the weights, or the index of several such files; None if there is none."""
-    return next((folder / name for name in WEIGHTS if (folder / name).is_file()), None)
-
-
-def check_weights(folder: Path, copy: str) -> None:
-    """Raise InputError if a file with weights is missing or incomplete; `copy` says how to get it again."""
-    weights = weights_of(folder)
-    if weights is None:
+def _check_weights(folder: Path, copy: str) -> None:
+    """Raise InputError if a file with weights is missing or cut off; `copy` says how to get it again."""
+    files = _weights_of(folder)
+    if not files:
         raise InputError(f"{MODEL_FLAG}: {folder} is not a model: it has no model.safetensors; copy the whole folder")
-    for path in [weights] if weights.suffix != ".json" else shards_of(weights):
-        reason = _damage(path)
-        if reason:
-            raise InputError(f"{MODEL_FLAG}: {path} is damaged ({reason}); {copy}")
-    if (folder / "generation_config.json").exists():
-        read_json(folder / "generation_config.json", MODEL_FLAG)
-
-
-def shards_of(index: Path) -> list[Path]:
-    """Return the files that an index lists."""
-    files = read_json(index, MODEL_FLAG).get("weight_map")
-    if not isinstance(files, dict):
-        raise InputError(f"{MODEL_FLAG}: {index}: expected a weight_map with the names of files; copy it again")
-    return [index.with_name(str(name)) for name in sorted(set(files.values()))]
-
-
-def _damage(path: Path) -> str | None:
-    """Return what is wrong with one file, in a few words. Only both ends are read: they show an incomplete copy."""
-    if not path.is_file():
-        return "it is missing"
-    with reading(path, "copy it again"), open(path, "rb") as file:
-        start = file.read(2)
-    if path.suffix == ".safetensors":
+    for path in files:
         try:
-            with safe_open(path, "pt"):  # opening compares the header with the file's size
-                return None
-        except SafetensorError as error:
-            return str(error)
-    if start == b"PK":  # torch.save writes a zip archive, whose directory is at its end
-        return None if zipfile.is_zipfile(path) else "it was cut off"
-    return None if start[:1] == b"\x80" else "it holds no weights"  # a pickle, as torch wrote them before 1.6
+            if path.suffix == ".safetensors":
+                with safe_open(path, "pt"):  # compares the header with the file's size
+                    continue
+            with open(path, "rb") as file:  # torch.save writes a zip archive, and wrote a pickle before torch 1.6
+                if not zipfile.is_zipfile(file) and (file.seek(0), file.read(1))[1] != b"\x80":
+                    raise ValueError("it holds no weights, or was cut off")
+        except (OSError, ValueError, SafetensorError) as error:
+            raise InputError(f"{MODEL_FLAG}: {path} is damaged ({error}); {copy}") from error
 
 
 def read_json(path: Path, flag: str, default: dict | None = None) -> dict:
