@@ -71,8 +71,8 @@ def model_path(name: str, kind: str, weights: bool = True) -> str:
     if not folder.exists():
         folder = _from_hub(name, MODEL_FLAG, SMALL_FILES, lambda folder: (folder / "config.json").exists())
         for pattern in WEIGHTS if weights else ():
-            if not _weights_of(folder):
-                folder = _from_hub(name, MODEL_FLAG, (pattern,), lambda folder: bool(_weights_of(folder)))
+            if not _has_weights(folder):
+                folder = _from_hub(name, MODEL_FLAG, (pattern,), _has_weights)
         copy += f", or delete {folder.parents[1]} to download the model again"
     if not (folder / "config.json").is_file():
         raise InputError(f"{MODEL_FLAG}: {folder} is not a model: it has no config.json; copy the folder, or use tiny")
@@ -186,6 +186,11 @@ def _weights_of(folder: Path) -> list[Path]:
                 raise InputError(f"{MODEL_FLAG}: {index}: expected a weight_map with names of files; copy it again")
             return [folder / str(part) for part in sorted(set(parts.values()))]
     return []
+
+
+def _has_weights(folder: Path) -> bool:
+    files = _weights_of(folder)
+    return bool(files) and all(file.exists() for file in files)
 
 
 def _check_weights(folder: Path, copy: str) -> None:

@@ -214,7 +214,7 @@ REVISION = "0123456789" * 4
 
 
 class Hub(SimpleHTTPRequestHandler):
-    """Serves OWNER/NAME/resolve/REVISION/FILE, and api/models/OWNER/NAME/..., with the headers of Hugging Face's hub."""
+    """Serves OWNER/NAME/resolve/REVISION/FILE and api/models/OWNER/NAME/..., with the headers of Hugging Face."""
 
     def end_headers(self):
         known = Path(self.directory, *self.path.split("/")[1:3]).exists()
