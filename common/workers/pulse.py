@@ -85,9 +85,10 @@ def noted_calls(pulse: Pulse, file: int) -> Iterator[None]:
 
         return call
 
-    methods = {method: getattr(dist.ProcessGroup, method) for method in METHODS if hasattr(dist.ProcessGroup, method)}
+    # From the class's own dictionary: what getattr returns of a C++ method does not bind to an object when it is put back.
+    methods = {method: vars(dist.ProcessGroup)[method] for method in METHODS if method in vars(dist.ProcessGroup)}
     for method, original in methods.items():
-        setattr(dist.ProcessGroup, method, noted(original, *METHODS[method]))
+        setattr(dist.ProcessGroup, method, noted(getattr(dist.ProcessGroup, method), *METHODS[method]))
     try:
         yield
     finally:
