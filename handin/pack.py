@@ -10,8 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -20,22 +19,46 @@ from common.errors import InputError
 from course.manifest import read_manifest
 from course.table import Course
 from course.zip_files import write_zip
+from handin.report import Report
 from handin.student import Student
-from handin.write_report import Report
 
 LARGEST = 1_000_000  # bytes of one file of code; more is data or weights
-_SUFFIXES = {".py", ".md", ".txt", ".toml", ".json", ".yaml", ".yml", ".sh", ".cfg", ".ini"}
-_SEED = 598  # of the graders' inputs, so that packing twice asks the same questions
+SUFFIXES = {".py", ".md", ".txt", ".toml", ".json", ".yaml", ".yml", ".sh", ".cfg", ".ini"}
+SEED = 598  # of the graders' inputs, so that packing twice asks the same questions
 
 
-@dataclass(frozen=True)
-class Contents:
-    """Name in the archive -> its bytes, and what was left out, is missing or is doubtful, in one line each."""
+def pack(
+    tree: Path, course: Course, student: Student, build: Callable[[], Report], archive: Path, grade: bool
+) -> list[str]:
+    """Grade, build the report, write the archive; returns the lines to show."""
+    _refuse_existing(archive)
+    points = run_graders(tree, course) if grade else None
+    report = build()
+    files, left_out = _code(tree, course)
+    lines = points_table(points, course) if points else ["the graders were not run"]
+    lines += [f"missing: {what}" for what, _ in report.findings.missing]
+    for file in sorted({region.file for region in course.regions.values()}):
+        if archive_name(file, course) not in files:
+            lines.append(f"missing: {file} is not in the archive, so its points will be lost")
+    lines += [f"suspicious: {doubt}" for doubt in report.findings.doubts]
+    lines += [f"left out: {what}" for what in left_out]
+    files |= {report.pdf.name: report.pdf.read_bytes(), "report.md": report.markdown.read_bytes()}
+    for picture in (report.markdown.parent / "figures").glob("*.png"):
+        if f"(figures/{picture.name})".encode() in files["report.md"]:
+            files[f"figures/{picture.name}"] = picture.read_bytes()
+    if points is not None:
+        files["points.json"] = _points_without_messages(points)
+    _refuse_existing(archive)  # grading takes minutes
+    write_zip(dict(sorted(files.items())), archive)  # it appears only when it is complete
+    shown = archive.relative_to(tree) if archive.is_relative_to(tree) else archive
+    size = archive.stat().st_size / 1e6
+    return [*lines, f"archive of {student.name}: {shown} ({len(files)} files, {size:.2f} MB)"]
 
-    files: dict[str, bytes]
-    left_out: list[str]
-    missing: list[str]
-    doubtful: list[str]
+
+def _refuse_existing(archive: Path) -> None:
+    if archive.exists() or archive.is_symlink():
+        advice = "move it away, or choose another name with --out"
+        raise InputError(f"{archive} exists already and is not replaced; {advice}")
 
 
 def run_graders(tree: Path, course: Course) -> dict[str, Any]:
@@ -50,7 +73,7 @@ def run_graders(tree: Path, course: Course) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as scratch:
         path = Path(scratch, "report.json")
         command = [sys.executable, "-m", "pytest", "-q", "--no-header", "--tb=line", "-p", "no:cacheprovider"]
-        command += ["-m", markers, f"--report={path}", f"--seed={_SEED}", f"--tree={tree}", *tests]
+        command += ["-m", markers, f"--report={path}", f"--seed={SEED}", f"--tree={tree}", *tests]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
         done = subprocess.run(command, cwd=tree, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         try:
@@ -58,11 +81,11 @@ def run_graders(tree: Path, course: Course) -> dict[str, Any]:
                 return json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             pass  # said below
-        last = done.stdout.decode(errors="replace").strip()[-1500:]
-        raise InputError(
-            f"the graders ended with exit code {done.returncode} and wrote no complete report; "
-            f"use --no-grading to pack without them. Their last output: {last}"
-        )
+    last = done.stdout.decode(errors="replace").strip()[-1500:]
+    raise InputError(
+        f"the graders ended with exit code {done.returncode} and wrote no complete report; "
+        f"use --no-grading to pack without them. Their last output: {last}"
+    )
 
 
 def points_table(report: dict[str, Any], course: Course) -> list[str]:
@@ -80,29 +103,11 @@ def points_table(report: dict[str, Any], course: Course) -> list[str]:
     return lines
 
 
-def collect(tree: Path, course: Course, report: Report, points: dict[str, Any] | None) -> Contents:
-    """Everything that goes into the archive."""
-    files: dict[str, bytes] = {}
-    left_out: list[str] = []
-    missing = [what for what, _ in report.findings.missing]
-    given = read_manifest(tree).get("files", {})
-    for source, name in _code_files(tree, course):
-        if reason := _why_not(source):
-            if not _is_given(source, given.get(source.relative_to(tree).as_posix())):
-                left_out.append(f"{source.relative_to(tree)} ({reason})")
-        else:
-            files[name] = source.read_bytes()
-    for file in sorted({region.file for region in course.regions.values()}):
-        if archive_name(file, course) not in files:
-            missing.append(f"{file} is not in the archive, so its points will be lost")
-    files[report.pdf.name] = report.pdf.read_bytes()
-    files["report.md"] = report.markdown.read_bytes()
-    for picture in sorted((report.markdown.parent / "figures").glob("*.png")):
-        if f"(figures/{picture.name})" in report.markdown.read_text(encoding="utf-8"):
-            files[f"figures/{picture.name}"] = picture.read_bytes()
-    if points is not None:
-        files["points.json"] = _points_without_messages(points)
-    return Contents(dict(sorted(files.items())), left_out, missing, report.findings.doubts)
+def _points_without_messages(points: dict[str, Any]) -> bytes:
+    """Messages name inputs that are drawn, and times: they would make two archives of the same code differ."""
+    tests = [{key: test[key] for key in ("id", "region", "status", "points", "max_points")} for test in points["tests"]]
+    sums = {key: points[key] for key in ("score", "max_score", "bonus", "max_bonus") if key in points}
+    return json.dumps(sums | {"tests": tests}, indent=1, sort_keys=True).encode() + b"\n"
 
 
 def archive_name(file: str, course: Course) -> str:
@@ -113,20 +118,24 @@ def archive_name(file: str, course: Course) -> str:
     return file
 
 
-def _code_files(tree: Path, course: Course) -> Iterable[tuple[Path, str]]:
-    """(file, name in the archive) of all that course.toml lets a student change."""
-    folders = sorted({pattern.split("/")[0] for pattern in course.may_change})
-    for folder in folders:
+def _code(tree: Path, course: Course) -> tuple[dict[str, bytes], list[str]]:
+    """Return name in the archive -> content of all that course.toml lets a student change, and what was left out."""
+    files, left_out, given = {}, [], read_manifest(tree).get("files", {})
+    for path in _changeable(tree, course):
+        name = path.relative_to(tree).as_posix()
+        if not (reason := _why_not(path)):
+            files[archive_name(name, course)] = path.read_bytes()
+        elif path.is_symlink() or sha256(path.read_bytes()).hexdigest() != given.get(name):  # not of the handout
+            left_out.append(f"{name} ({reason})")
+    return files, left_out
+
+
+def _changeable(tree: Path, course: Course) -> Iterator[Path]:
+    for folder in sorted({pattern.split("/")[0] for pattern in course.may_change}):
         for path in sorted((tree / folder).rglob("*")):
-            name = path.relative_to(tree).as_posix()
-            ours = course.may_student_change(name) and "__pycache__" not in path.parts
+            ours = course.may_student_change(path.relative_to(tree).as_posix()) and "__pycache__" not in path.parts
             if ours and (path.is_symlink() or path.is_file()):
-                yield path, archive_name(name, course)
-
-
-def _is_given(path: Path, digest: str | None) -> bool:
-    """Return whether the file is an unchanged one of the handout."""
-    return digest is not None and not path.is_symlink() and sha256(path.read_bytes()).hexdigest() == digest
+                yield path
 
 
 def _why_not(path: Path) -> str:
@@ -134,40 +143,8 @@ def _why_not(path: Path) -> str:
         return "a link"
     if path.name.startswith("."):
         return "hidden"
-    if path.suffix not in _SUFFIXES:
+    if path.suffix not in SUFFIXES:
         return "not code"
     if path.stat().st_size > LARGEST:
         return f"{path.stat().st_size / 1e6:.1f} MB, too large for code"
     return ""
-
-
-def _points_without_messages(points: dict[str, Any]) -> bytes:
-    """Messages name inputs that are drawn, and times: they would make two archives of the same code differ."""
-    tests = [{key: test[key] for key in ("id", "region", "status", "points", "max_points")} for test in points["tests"]]
-    sums = {key: points[key] for key in ("score", "max_score", "bonus", "max_bonus") if key in points}
-    return json.dumps(sums | {"tests": tests}, indent=1, sort_keys=True).encode() + b"\n"
-
-
-def refuse_existing(archive: Path) -> None:
-    if archive.exists() or archive.is_symlink():
-        raise InputError(
-            f"{archive} exists already and is not replaced; move it away, or choose another name with --out"
-        )
-
-
-def pack(
-    tree: Path, course: Course, student: Student, build: Callable[[], Report], archive: Path, grade: bool
-) -> Sequence[str]:
-    """Grade, build the report, write the archive; returns the lines to show."""
-    refuse_existing(archive)
-    points = run_graders(tree, course) if grade else None
-    contents = collect(tree, course, build(), points)
-    refuse_existing(archive)  # grading takes minutes
-    write_zip(contents.files, archive)  # it appears only when it is complete
-    lines = points_table(points, course) if points else ["the graders were not run"]
-    lines += [f"missing: {what}" for what in contents.missing]
-    lines += [f"suspicious: {what}" for what in contents.doubtful]
-    lines += [f"left out: {what}" for what in contents.left_out]
-    shown = archive.relative_to(tree) if archive.is_relative_to(tree) else archive
-    size = archive.stat().st_size / 1e6
-    return [*lines, f"archive of {student.name}: {shown} ({len(contents.files)} files, {size:.2f} MB)"]

@@ -21,9 +21,9 @@ class Student:
         return "_".join([self.netid, *filter(None, words)])
 
     @property
-    def comment(self) -> str:
-        """The line by which a report remembers whose it is."""
-        return f"<!-- student: {self.netid} {self.name} -->"
+    def lines(self) -> str:
+        """The lines of a report that say whose it is, for its readers and for the next build."""
+        return f"{self.name}, {self.netid}\n\n<!-- student: {self.netid} {self.name} -->\n\n"
 
 
 def make_student(netid: str, name: str) -> Student:

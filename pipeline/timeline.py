@@ -95,7 +95,7 @@ class Trace:
     def draw(self, path: str | Path, title: str = "") -> None:
         """Draw the boxes: one row per partition, time from left to right, bubble and speed-up in the title."""
         start = min(box.begin for box in self.boxes)
-        with figure(path, width=10, height=1.2 + 0.6 * self.partitions) as axes:
+        with figure(path, width=6.6, height=1.2 + 0.6 * self.partitions) as axes:
             for box in self.boxes:
                 left, width = 1e3 * (box.begin - start), 1e3 * (box.end - box.begin)
                 colour = {"forward": "#8fbbe8", "backward": "#f2c179"}[box.phase]

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tests.own.gpu.fake_gpu import script
+from tests.own.gpu.fake_group import script
 
 pytestmark = pytest.mark.medium
 
