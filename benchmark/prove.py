@@ -87,7 +87,7 @@ def prove_all(settings: Settings, worker: Worker, candidates: list[Candidate], k
     """Prove all in turn, with a bar on the first worker; after each, write the rows to `keep`. A collective."""
     proofs: list[Proof] = []
     workload = load_workload(settings)
-    with tqdm(total=CASES * len(candidates), desc="proof", disable=not worker.is_first, leave=False) as bar:
+    with tqdm(total=CASES * len(candidates), desc="proof", disable=None if worker.is_first else True, leave=False) as bar:
 
         def tell(what: str) -> None:
             worker.pulse.beat()

@@ -18,7 +18,6 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from cluster.guard import exit_code
-from cluster.screen import Line, Lines, Screen
 from common.errors import STOPPED_BY_ANOTHER
 from common.workers.rows import REPORT_MARK, Report
 
@@ -28,6 +27,7 @@ REPORTED_SECONDS = 5.0  # the same if the report is there: the others end by the
 STOP_SECONDS = 3.5  # the guards need 2.5; a guard that is still there after this is killed, and its rank with it
 TAIL_LINES = 5  # of a failed rank that said nothing new, show these again
 REPORT_LINES, HELD_LINES = 60, 200
+MAX_LINE = 1 << 16  # bytes: a longer one is cut, so that a rank that never ends its line does not fill our memory
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -37,6 +37,20 @@ class Command:
 
     words: list[str]
     node: str = ""
+
+
+class Lines:
+    """Cuts a stream of bytes into lines. Of a progress bar, which returns to the line's start, the last state stays."""
+
+    def __init__(self) -> None:
+        self.rest = b""
+
+    def feed(self, chunk: bytes) -> list[str]:
+        """Return the lines that `chunk` completes; an empty chunk ends the stream and completes the last one."""
+        *lines, self.rest = (self.rest + chunk).split(b"\n")
+        if self.rest and (not chunk or len(self.rest) > MAX_LINE):
+            lines, self.rest = [*lines, self.rest], b""
+        return [line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace") for line in lines]
 
 
 @dataclass
@@ -88,7 +102,6 @@ def supervise(commands: list[Command], lifeline: int | None = None) -> int:
         return 128 + signal.SIGPIPE
     finally:
         supervisor.stop_all()
-        supervisor.screen.close()
         for wanted, handler in before.items():
             signal.signal(wanted, handler)
 
@@ -98,7 +111,6 @@ class Supervisor:
 
     def __init__(self, received: list[int], lifeline: int | None) -> None:
         self.received = received  # signals that asked us to stop
-        self.screen = Screen(sys.stdout, sys.stderr)
         self.ranks: list[Rank] = []
         self.failed: list[Rank] = []  # in the order in which they failed
         self.first_failure_at = 0.0
@@ -127,7 +139,7 @@ class Supervisor:
             if not self.failed:  # afterwards they belong to the report
                 self._show_held()
         if self.received:
-            self.screen.say(f"{signal.Signals(self.received[0]).name}: stopping all ranks")
+            say(f"{signal.Signals(self.received[0]).name}: stopping all ranks")
             self.stop_all()
             return 128 + self.received[0]
         if self.failed:
@@ -189,25 +201,21 @@ class Supervisor:
             stream.close()
         return bool(chunk)
 
-    def _take(self, rank: Rank, line: Line, from_out: bool) -> None:
-        if line.is_bar:
-            if rank.number == 0 and not self.failed:
-                self.screen.show_bar(line.text)
-        elif from_out:
-            self.screen.show(f"[{rank.number}] {line.text}")
-            rank.tail.append(line.text)
-        elif line.text.startswith(REPORT_MARK):
-            self.report = self.report or Report(**json.loads(line.text.removeprefix(REPORT_MARK)))
-        elif line.text:  # tqdm moves its bars with empty lines
+    def _take(self, rank: Rank, line: str, from_out: bool) -> None:
+        if from_out:
+            print(f"[{rank.number}] {line}", flush=True)
+            rank.tail.append(line)
+        elif line.startswith(REPORT_MARK):
+            self.report = self.report or Report(**json.loads(line.removeprefix(REPORT_MARK)))
+        elif line:
             rank.last_held_at = time.monotonic()
-            rank.held.append(line.text)
-            rank.tail.append(line.text)
+            rank.held.append(line)
+            rank.tail.append(line)
 
     def _show_held(self, everything: bool = False) -> None:
         for rank in self.ranks:
             if everything or not rank.is_holding:
-                for text in rank.held:
-                    self.screen.show(f"[{rank.number}] {text}", error=True)
+                show_lines(rank, rank.held)
                 rank.held.clear()
 
     def _notice_exits(self) -> None:
@@ -234,23 +242,29 @@ class Supervisor:
         cause = next((rank for rank in self.failed if rank.code != STOPPED_BY_ANOTHER), self.failed[0])
         if cause.code != STOPPED_BY_ANOTHER or not self.report:
             last = (cause.held or list(cause.tail))[-REPORT_LINES:]
-            self.screen.say(f"{cause} failed first: {meaning(cause.code or 0)}" + (". Its last lines:" if last else ""))
-            self._show_lines(cause, last)
+            say(f"{cause} failed first: {meaning(cause.code or 0)}" + (". Its last lines:" if last else ""))
+            show_lines(cause, last)
         if self.report:  # what the ranks have found out together explains all of them
-            self.screen.say("\n".join(self.report.lines()))
+            say("\n".join(self.report.lines()))
         for rank in self.failed:
             if rank is not cause and rank.code != STOPPED_BY_ANOTHER:
                 # Of the others one line is enough, and none where it is the same mistake.
                 reason = f": {rank.held[-1]}" if rank.held and rank.held[-1:] != cause.held[-1:] else ""
-                self.screen.say(f"afterwards {rank} failed: {meaning(rank.code or 0)}{reason}")
+                say(f"afterwards {rank} failed: {meaning(rank.code or 0)}{reason}")
         stopped = [str(rank) for rank in self._running()]
         if stopped:
-            self.screen.say("stopping: " + ", ".join(stopped))
+            say("stopping: " + ", ".join(stopped))
         return cause
 
-    def _show_lines(self, rank: Rank, lines: list[str]) -> None:
-        for text in lines:
-            self.screen.show(f"[{rank.number}] {text}", error=True)
+
+def say(text: str) -> None:
+    """Print the launcher's own words."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def show_lines(rank: Rank, lines: list[str]) -> None:
+    for text in lines:
+        say(f"[{rank.number}] {text}")
 
 
 def meaning(code: int) -> str:

@@ -64,6 +64,7 @@ class Record:
         self._profiler = StepProfiler(config.output_dir, worker.rank) if config.profile else None
         self._check: GradientCheck | None = None
         self.gradient: str | None = None  # what --check_gradients says of the first step
+        self._bars_off = None if worker.is_first else True  # None: where stderr is no terminal
         self._timeline = None
         if config.timeline:
             from common.timeline.run_timeline import RunTimeline  # here: a dozen modules that most runs do not need
@@ -86,15 +87,17 @@ class Record:
                 print(parameter_table(model))
 
     def epochs(self, loader) -> Iterator[int]:
-        """Yield 0, 1, ... up to the last epoch of the run, with a progress bar on rank 0."""
+        """Yield 0, 1, ... up to the last epoch of the run, with a progress bar on rank 0 if it has a terminal."""
         self.steps_per_epoch = len(loader)
         if self._timeline:
             self._timeline.read_clocks()
         self.collectives.drain()  # what was sent before training, such as DDP's first broadcast, does not count
         self.collectives.forget()
         self._processor = ProcessorMeter()  # only training counts
-        count = number_of_epochs(self.config, len(loader))
-        yield from tqdm(range(count), desc="epochs", disable=not self.worker.is_first)
+        count, steps = number_of_epochs(self.config, len(loader)), total_steps(self.config, len(loader))
+        if self.worker.is_first:
+            print(f"{steps} iterations, {len(loader)} in an epoch", flush=True)
+        yield from tqdm(range(count), desc="epochs", disable=self._bars_off)
 
     def iterations(self, loader: Iterable) -> Iterator[dict[str, torch.Tensor]]:
         """Yield the batches of one epoch on this worker's device; each is timed until the next one is requested."""
@@ -103,7 +106,7 @@ class Record:
         total = min(left, self.steps_per_epoch)
         if self._timeline:
             self._timeline.capture.begin_epoch(len(self._iterations), total)
-        with tqdm(total=total, desc="iterations", leave=False, disable=not self.worker.is_first) as bar:
+        with tqdm(total=total, desc="iterations", leave=False, disable=self._bars_off) as bar:
             begin = self._begin_iteration()
             for batch in batches:
                 self._phases = {}

@@ -88,7 +88,7 @@ def train(
     measured = Measured(plan, memory)
     batches = worker.batches(to_device(workload.batches(settings, first), worker.device))
     memory.start(PERIOD)
-    for step in tqdm(range(first, plan.last), desc=settings.strategy, disable=not worker.is_first):
+    for step in tqdm(range(first, plan.last), desc=settings.strategy, disable=None if worker.is_first else True):
         if step == plan.measured_to and not on_gpu:
             memory.stop()
         if step == plan.timed_from:

@@ -4,11 +4,10 @@ import json
 import re
 from html import escape
 from pathlib import Path
-from typing import Any
 
 from common.paths import atomic_write
-from common.timeline.boxes import Box, Timeline, Wait, lanes
-from common.timeline.picture import COLOURS, GAP, NETWORK, NETWORK_ROW, PROCESS
+from common.timeline.boxes import Box, Step, Timeline, Wait
+from common.timeline.picture import COLOURS, HATCHED, PROCESS, RANK, rectangles
 
 TEMPLATE = Path(__file__).with_name("page.html")
 UNIT = 30  # pixels: the height of the row of a process
@@ -28,50 +27,29 @@ def write_page(timeline: Timeline, path: str | Path) -> None:
 
 def page_data(timeline: Timeline) -> dict:
     """Return what the page draws: rectangles in milliseconds and pixels, each with the text that belongs to it."""
-    rectangles: list[dict] = []
-    height = (PROCESS + NETWORK_ROW + GAP) * UNIT  # of the rows of a rank
-    for rank in range(timeline.world_size):
-        own = [box for box in timeline.boxes if box.rank == rank]
-        top, process = rank * height, PROCESS * UNIT
-        for box in own:
-            if box.row == "process":
-                colour = COLOURS.get(box.phase, "#FFFFFF")
-                rectangles.append(_rectangle(box, top, process, _text(timeline, box), colour=colour))
-        rows = lanes([box for box in own if box.row == "network"])
-        for lane, boxes in enumerate(rows):
-            place = top + process + lane * NETWORK_ROW * UNIT / len(rows), NETWORK_ROW * UNIT / len(rows)
-            for box in boxes:
-                text = _text(timeline, box)
-                rectangles.append(_rectangle(box, *place, text, colour=NETWORK))
-                # While the rank waits, nothing is on its way yet.
-                rectangles += [_rectangle(wait, *place, text, colour="#FFFFFF") for wait in box.waits]
-        for box in own:
-            for wait in box.waits:  # drawn on the row of the process, which is what waits
-                text = f"{timeline.label(rank)} waits for {timeline.label(wait.rank)}; {_text(timeline, box)}"
-                rectangles.append(_rectangle(wait, top, process, text, hatched=True))
+    ranks = range(timeline.world_size)
     return {
-        "height": timeline.world_size * height,
-        "rows": [
-            {"label": timeline.label(rank), "y": rank * height + PROCESS / 2 * UNIT}
-            for rank in range(timeline.world_size)
-        ],
-        "steps": [
-            {"number": step.number, "x": step.start * 1e3, "w": (step.end - step.start) * 1e3}
-            for step in timeline.steps
-            if step.rank == 0
-        ],
+        "height": timeline.world_size * RANK * UNIT,
+        "rows": [{"label": timeline.label(rank), "y": (rank * RANK + PROCESS / 2) * UNIT} for rank in ranks],
+        "steps": [{"number": step.number, **_span(step)} for step in timeline.steps if step.rank == 0],
         "legend": _legend(timeline),
-        "rectangles": rectangles,
-    }
+        "rectangles": [
+            {**_span(part), "y": top * UNIT, "h": height * UNIT, "colour": colour, "hatched": colour == HATCHED,
+             "text": _text(timeline, box, part.rank if colour == HATCHED else None)}
+            for rank in ranks for part, box, top, height, colour in rectangles(timeline, rank)
+        ],
+    }  # fmt: skip
 
 
-def _rectangle(part: Box | Wait, top: float, height: float, text: str, **look: Any) -> dict:
-    return {"x": part.start * 1e3, "w": (part.end - part.start) * 1e3, "y": top, "h": height, "text": text, **look}
+def _span(part: Box | Step | Wait) -> dict[str, float]:
+    return {"x": part.start * 1e3, "w": (part.end - part.start) * 1e3}
 
 
-def _text(timeline: Timeline, box: Box) -> str:
-    """Return what the page shows for a box: name, bytes, times, and for which rank its rank waited."""
-    parts = [f"{timeline.label(box.rank)}: {box.name}"]
+def _text(timeline: Timeline, box: Box, awaited: int | None) -> str:
+    """Return what the page shows for a box: name, bytes, times, and for which rank its rank waited or waits here."""
+    label = timeline.label(box.rank)
+    waits = "" if awaited is None else f"{label} waits for {timeline.label(awaited)}; "
+    parts = [f"{waits}{label}: {box.name}"]
     if box.row == "network":
         parts.append(f"{box.bytes:,} bytes")
     parts.append(f"{(box.end - box.start) * 1e3:.3f} ms")

@@ -3,9 +3,10 @@
 Two rows per rank: what its process does, and below it, thinner, what its network does. Waiting is hatched.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from common.figures import draw_into_files
 from common.timeline.boxes import Box, Timeline, Wait, lanes
@@ -23,14 +24,38 @@ COLOURS = {
     "optimizer": "#303030",
     "pipeline": "#DDDDDD",
 }
-NETWORK = "#F0A830"
+NETWORK, WHITE, HATCHED = "#F0A830", "#FFFFFF", "hatched"
 HATCH = "////"
 DASHES = (0, (2, 2))  # of the line at which a step begins
 WIDTH = 6.4  # inches; at half of that, letters of FONT points are still 6.5 points high
 FONT = 13
 PROCESS, NETWORK_ROW, GAP = 1.0, 0.5, 0.35  # heights of the rows of a rank
+RANK = PROCESS + NETWORK_ROW + GAP
 LETTER = 0.02  # the least share of the picture's width in which a letter fits
 EDGE = 0.004  # and of a box with an edge
+
+
+class Rectangle(NamedTuple):
+    """What is drawn of a box or of a wait, here and in page.py. top, height: the row of a process is 1 high."""
+
+    part: Box | Wait
+    box: Box  # the part, or the one that waits
+    top: float
+    height: float
+    colour: str  # or "hatched"
+
+
+def rectangles(timeline: Timeline, rank: int) -> list[Rectangle]:
+    """Return what is drawn of a rank; later ones cover earlier ones."""
+    own, top = [box for box in timeline.boxes if box.rank == rank], rank * RANK
+    drawn = [Rectangle(box, box, top, PROCESS, COLOURS.get(box.phase, WHITE)) for box in own if box.row == "process"]
+    rows = lanes([box for box in own if box.row == "network"])
+    for lane, boxes in enumerate(rows):
+        place = top + PROCESS + lane * NETWORK_ROW / len(rows), NETWORK_ROW / len(rows)
+        drawn += [Rectangle(box, box, *place, NETWORK) for box in boxes]
+        # While the rank waits, nothing is on its way yet.
+        drawn += [Rectangle(wait, box, *place, WHITE) for box in boxes for wait in box.waits]
+    return drawn + [Rectangle(wait, box, top, PROCESS, HATCHED) for box in own for wait in box.waits]
 
 
 def draw(timeline: Timeline, path: str | Path) -> None:
@@ -44,7 +69,7 @@ def draw_below_each_other(timelines: Sequence[Timeline], path: str | Path) -> No
     from matplotlib import rc_context  # here: it takes half a second to load
     from matplotlib.figure import Figure
 
-    rows = [0.5 + timeline.world_size * (PROCESS + NETWORK_ROW + GAP) for timeline in timelines]
+    rows = [0.5 + timeline.world_size * RANK for timeline in timelines]
     notes = sum(len(timeline.notes) for timeline in timelines)
     with rc_context({"font.size": FONT, "hatch.linewidth": 0.8}):
         height = 1.2 + 0.28 * sum(rows) + 0.75 * len(timelines) + 0.25 * notes
@@ -64,11 +89,6 @@ def draw_below_each_other(timelines: Sequence[Timeline], path: str | Path) -> No
         figure.savefig(path, dpi=150)
 
 
-def _top(rank: int) -> float:
-    """Return where the rows of a rank begin, from above."""
-    return rank * (PROCESS + NETWORK_ROW + GAP)
-
-
 def _draw_steps(axes: "Axes", timeline: Timeline) -> None:
     steps = [step for step in timeline.steps if step.rank == 0]
     for step in steps:
@@ -78,31 +98,19 @@ def _draw_steps(axes: "Axes", timeline: Timeline) -> None:
 
 
 def _draw_rank(axes: "Axes", timeline: Timeline, rank: int) -> None:
-    own = [box for box in timeline.boxes if box.rank == rank]
-    process = [box for box in own if box.row == "process"]
-    top = _top(rank)
-    for name, colour in COLOURS.items():
-        _bars(axes, [box for box in process if box.phase == name], top, PROCESS, colour)
-    waits = [(wait.start * 1e3, (wait.end - wait.start) * 1e3) for box in own for wait in box.waits]
-    axes.broken_barh(waits, (top, PROCESS), facecolor="white", edgecolor="black", hatch=HATCH, linewidth=0)
-    for box in process:
-        if 1e3 * (box.end - box.start) > LETTER * _shown_ms(axes) and box.phase != "communication":
-            _letter(axes, box, top + PROCESS / 2)
-    rows = lanes([box for box in own if box.row == "network"])
-    for lane, boxes in enumerate(rows):
-        height = NETWORK_ROW / len(rows)
-        _bars(axes, boxes, top + PROCESS + lane * height, height, NETWORK)
-        idle = [wait for box in boxes for wait in box.waits]  # nothing is on its way yet
-        _bars(axes, idle, top + PROCESS + lane * height, height, "white")
-
-
-def _bars(axes: "Axes", boxes: Sequence[Box | Wait], top: float, height: float, colour: str) -> None:
-    """Fill boxes; only wide ones have an edge, or many narrow ones would be black."""
-    least = EDGE * _shown_ms(axes)
-    for wide in (True, False):
-        spans = [(1e3 * box.start, 1e3 * (box.end - box.start)) for box in boxes]
-        chosen = [span for span in spans if (span[1] > least) == wide]
-        axes.broken_barh(chosen, (top, height), facecolor=colour, edgecolor="black", linewidth=0.5 * wide)
+    """Fill the rectangles; only wide ones have an edge, or many narrow ones would be black."""
+    shown_ms = axes.get_xlim()[1] - axes.get_xlim()[0]
+    alike = defaultdict(list)
+    for part, _, *place, colour in rectangles(timeline, rank):
+        length = 1e3 * (part.end - part.start)
+        edge = 0.5 * (length > EDGE * shown_ms and colour != HATCHED)
+        alike[*place, colour, edge].append((1e3 * part.start, length))
+    for (top, height, colour, edge), spans in alike.items():
+        look = {"facecolor": "white", "hatch": HATCH} if colour == HATCHED else {"facecolor": colour}
+        axes.broken_barh(spans, (top, height), edgecolor="black", linewidth=edge, **look)
+    for box in (box for box in timeline.boxes if (box.rank, box.row) == (rank, "process")):
+        if 1e3 * (box.end - box.start) > LETTER * shown_ms and box.phase != "communication":
+            _letter(axes, box, rank * RANK + PROCESS / 2)
 
 
 def _letter(axes: "Axes", box: Box, height: float) -> None:
@@ -119,15 +127,10 @@ def _limits(timeline: Timeline) -> tuple[float, float]:
     return min(step.start for step in timeline.steps), max(ends)
 
 
-def _shown_ms(axes: "Axes") -> float:
-    first, last = axes.get_xlim()
-    return last - first
-
-
 def _label(axes: "Axes", timeline: Timeline, least_exact: Timeline | None) -> None:
     """Name the rows; below the last axes, say also how exact the clocks are."""
-    axes.set_ylim(_top(timeline.world_size) - GAP / 2, -0.2)
-    middles = [_top(rank) + PROCESS / 2 for rank in range(timeline.world_size)]
+    axes.set_ylim(timeline.world_size * RANK - GAP / 2, -0.2)
+    middles = [rank * RANK + PROCESS / 2 for rank in range(timeline.world_size)]
     axes.set_yticks(middles, [timeline.label(rank) for rank in range(timeline.world_size)])
     axes.tick_params(axis="y", length=0)
     axes.spines[["top", "right", "left"]].set_visible(False)

@@ -14,12 +14,6 @@ from tests.own.started_processes import processes_with, run
 # there no more.
 STUBS = {
     "shows": "print(json.dumps(sys.argv[1:])); print('threads', os.environ['OMP_NUM_THREADS'])",
-    "bars": """
-        from tqdm import tqdm, trange
-        for _ in trange(2, desc=f'epochs of rank {rank}'):
-            for _ in tqdm(range(5), desc=f'steps of rank {rank}'):
-                print('a loss')
-        """,
     "rank_2_fails": """
         wait_for_all()
         if rank == '2':

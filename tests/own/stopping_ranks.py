@@ -41,6 +41,7 @@ WRONG = {{
     "receives": lambda tensor: dist.recv(tensor, 0),
     "fails": lambda tensor: {{}}["labels"],
     "is killed": lambda tensor: os.kill(os.getpid(), signal.SIGKILL),
+    "is killed while others sleep": lambda tensor: os.kill(os.getpid(), signal.SIGKILL),
     "is stopped": lambda tensor: os.kill(os.getpid(), signal.SIGSTOP),
     "computes": lambda tensor: compute(4),
     "never ends": lambda tensor: endless(),
@@ -55,8 +56,10 @@ def main():
             for batch in worker.batches([torch.ones(1)]):
                 worker.pulse.begin_iteration()
                 for number, size in enumerate(sizes):
-                    is_wrong = (worker.rank, iteration, number) == (at, 3, 1)
-                    if not (is_wrong and WRONG[what](torch.ones(size))):
+                    is_there = (iteration, number) == (3, 1)
+                    if is_there and worker.rank != at and what.endswith("others sleep"):
+                        time.sleep(60)
+                    if not (is_there and worker.rank == at and WRONG[what](torch.ones(size))):
                         dist.all_reduce(torch.ones(size))
         print("finished", flush=True)
 

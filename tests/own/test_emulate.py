@@ -93,11 +93,12 @@ def test_the_control_network_has_the_default_route_and_stays_quiet_while_workers
 
 
 @needs_namespaces
-@pytest.mark.proof
 @pytest.mark.parametrize(("what", "code", "words"), [
     ("computes", 0, []),  # at 1 Mbit/s each of six all_reduces takes two seconds, in which nobody computes
-    ("is killed", 128 + signal.SIGKILL, ["rank 1 (node1) failed first: killed by SIGKILL", "rank 1 died (process"]),
-    ("gathers", 3, ["--hang_seconds): collective #6 in iteration 3: ", "rank 1 called gather (60000)"]),
+    *(pytest.param(*case, marks=pytest.mark.proof) for case in (
+        ("is killed", 128 + signal.SIGKILL, ["rank 1 (node1) failed first: killed by SIGKILL", "rank 1 died (process"]),
+        ("gathers", 3, ["--hang_seconds): collective #6 in iteration 3: ", "rank 1 called gather (60000)"]),
+    )),
 ])  # fmt: skip
 def test_on_nodes_a_hanging_run_is_explained_and_a_slow_link_is_no_hang(tmp_path, what, code, words):
     place = "--master_ip 10.10.1.1 --master_port 6585 --world_size 2 --local_rank {rank} --hang_seconds 1.5".split()

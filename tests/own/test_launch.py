@@ -2,7 +2,6 @@
 
 import json
 import os
-import pty
 import re
 import shutil
 import signal
@@ -12,7 +11,7 @@ import sys
 import pytest
 
 from cluster.launch import commands, free_port, parse
-from cluster.screen import Lines
+from cluster.supervise import Lines
 from common.errors import InputError
 from tests.own import rank_stubs
 from tests.own.rank_stubs import launch, lines_of
@@ -97,39 +96,15 @@ def test_plan_prints_the_commands_and_starts_nothing():
 # ------------------------------------------------------------------------------------------- output
 
 
-def test_on_a_terminal_there_is_one_bar_that_never_splits_a_line_and_in_a_pipe_there_is_none(stub):
-    main_end, terminal = pty.openpty()
-    command = ["-m", "cluster.launch", "--workers", "2", "--", stub("bars")]
-    with started(*command, stdout=terminal, stderr=terminal, stdin=subprocess.DEVNULL) as process:
-        os.close(terminal)
-        output = b""
-        try:
-            while chunk := os.read(main_end, 65536):
-                output += chunk
-        except OSError:
-            pass  # a terminal's way to say that the other end is closed
-        assert process.wait() == 0
-    os.close(main_end)
-
-    after_erasing = re.sub(r"[^\n]*\r\x1b\[K", "", output.decode())
-    assert after_erasing.count("a loss\r\n") == 20
-    assert {line[3:] for line in after_erasing.split("\r\n") if "a loss" in line} == {" a loss"}
-    assert "steps of rank 0" in output.decode() and "rank 1" not in output.decode()
-    in_a_pipe = run(*command)
-    assert (in_a_pipe.stdout.count("a loss\n"), in_a_pipe.stderr) == (20, "")
-
-
-def test_lines_are_cut_alike_however_the_bytes_arrive():
-    text = (
-        "a\nEpoch:  50%|█  | 1/2 [00:01<00:01, 1.0s/it]\rEpoch: 100%|██ | 2/2 [00:02<00:00, 1.0s/it]oh é\nend".encode()
-    )
+def test_lines_are_cut_alike_however_the_bytes_arrive_and_a_bar_is_its_last_state():
+    text = "a\nEpoch:  50%|█  | 1/2\rEpoch: 100%|██ | 2/2\noh é\r\nend".encode()
 
     def cut(size: int) -> list[str]:
         lines = Lines()
         chunks = [text[at : at + size] for at in range(0, len(text), size)]
-        return [line.text for chunk in [*chunks, b""] for line in lines.feed(chunk) if not line.is_bar]
+        return [line for chunk in [*chunks, b""] for line in lines.feed(chunk)]
 
-    assert all(cut(size) == ["a", "oh é", "end"] for size in range(1, len(text) + 1))
+    assert all(cut(size) == ["a", "Epoch: 100%|██ | 2/2", "oh é", "end"] for size in range(1, len(text) + 1))
 
 
 def test_a_reader_that_leaves_ends_the_launch_without_a_traceback(stub):

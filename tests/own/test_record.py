@@ -59,6 +59,7 @@ def test_a_run_of_several_epochs_stops_in_the_middle_of_one_and_records_every_it
 @pytest.mark.parametrize(("runs", "newest", "kept"), [
     ([(4, 2), (3, 1), (5, 1), (2, 1)], 2, 5),  # steps and workers: the longest of those that are whole
     ([(4, 2), (6, 2, "rank 1 dies"), (2, 1)], 2, 4),
+    ([(4, 2), (4, 1), (3, 1)], 3, 4),  # of two that are as long, the newer one
     ([(4, 1), (6, 1, "is killed"), (5, 1, "is killed")], None, 4),
     ([(4, 2, "rank 1 dies"), (2, 2, "rank 1 dies")], 2, 4),  # the records of the other ranks are on other machines
 ])  # fmt: skip
@@ -78,7 +79,7 @@ def test_no_long_run_is_lost_to_a_quick_try_or_to_one_that_is_killed(tmp_path, f
     assert length(folder) == newest and (folder / "notes").exists()
     kept_folder = folder.with_name(f"{folder.name}.kept")
     assert length(kept_folder) == (kept if folder.parent.name == "runs" else None)  # elsewhere, the user overwrites it
-    assert not (kept_folder / "rank1.json").exists() or runs[0] == (4, 2)
+    assert not (kept_folder / "rank1.json").exists() or runs[1] != (4, 1)  # no file of another run
 
 
 def test_another_rank_leaves_the_files_of_an_earlier_run_alone_when_it_begins(tmp_path):

@@ -26,6 +26,8 @@ STOPPED = [
     ("fails", 2, "rank 2 failed in iteration 3: KeyError: 'labels'", [3, 3, 1]),
     ("is killed", 0, "rank 0 died (PROCESS, see its own output)", [-signal.SIGKILL, 3, 3]),
     ("is killed", 1, "rank 1 died (PROCESS, see its own output)", [3, -signal.SIGKILL, 3]),
+    ("is killed while others sleep", 1, "rank 1 died (PROCESS, see its own output)", [3, -signal.SIGKILL, 3]),
+    ("is killed while others sleep", 0, "rank 0 died (PROCESS, see its own output)", [-signal.SIGKILL, 3, 3]),
 ]
 
 
@@ -41,6 +43,9 @@ def test_a_run_ends_with_the_rank_its_call_and_its_line(tmp_path, what, rank, co
     assert stopped.codes == codes
     assert all(stopped.conclusion in log for log, code in zip(stopped.logs, codes, strict=True) if code == 3)
     waiting = stopped.report["rows"][(rank + 1) % 3]
+    if what.endswith("others sleep"):
+        assert "all_reduce #7 (3), LINE, iteration 3" in without_numbers(waiting["where"])
+        return
     if waiting["state"] != "unknown":  # rank 0 was killed: one of the others wrote the file
         assert waiting["state"] == "waits" and waiting["calls"] == "8 all_reduce"
     assert without_numbers(waiting["where"]).endswith("all_reduce #8 (5), LINE, iteration 3")
