@@ -43,8 +43,8 @@ def report(arguments: argparse.Namespace) -> None:
     if (arguments.netid is None) != (arguments.name is None):
         raise InputError('give both --netid and --name "First Last", or neither')
     need_the_environment()
-    from handin.student import make_student
     from handin.report import build_report, summary
+    from handin.student import make_student
 
     student = make_student(arguments.netid, arguments.name) if arguments.netid else None
     check_runs(arguments.runs)
@@ -54,8 +54,8 @@ def report(arguments: argparse.Namespace) -> None:
 def pack(arguments: argparse.Namespace) -> None:
     need_the_environment()
     from handin.pack import pack
-    from handin.student import make_student
     from handin.report import build_report
+    from handin.student import make_student
 
     course, student = load_course(), make_student(arguments.netid, arguments.name)
     check_runs(arguments.runs)

@@ -65,10 +65,10 @@ def iteration_time(run: Run) -> Measured | None:
     return Measured(statistics.fmean(seconds), error) if seconds else None
 
 
-def check_time(run: Run, findings: Findings) -> None:
-    """Doubt the times of a run that is too short, or during which other programs were busy."""
-    if len(run.seconds) < ITERATIONS:
-        findings.doubt(f"{run.name}: only {len(run.seconds)} iterations; the course asks for {ITERATIONS}")
+def check_time(run: Run, findings: Findings, least: int = ITERATIONS) -> None:
+    """Doubt the times of a run with fewer than `least` iterations, or during which other programs were busy."""
+    if len(run.seconds) < least:
+        findings.doubt(f"{run.name}: only {len(run.seconds)} iterations; the course asks for {least}")
     on_one = len(run.machines) == 1 and len(run.records) == run.workers  # a machine sees only its own programs
     if on_one and (warning := disturbance(other_programs([record["processor"] for record in run.records]))):
         findings.doubt(f"{run.name}: {warning}; run it again")

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from common.epochs import mean_and_deviation, measured_epochs
+from common.workers.processor import disturbance
 from handin.bert import timelines
 from handin.figures import Figures
-from handin.findings import Findings, Measured, check_comparable, iteration_time, ratio, table, text
+from handin.findings import Findings, Measured, check_comparable, check_time, iteration_time, ratio, table, text
 from handin.records import DAMAGED, Run, Runs
 
 DATA_PARALLEL = "python task2b_allreduce/run_gpt2.py --n_epochs 4"
@@ -41,6 +42,8 @@ def scaling(runs: Runs, findings: Findings, figures: Figures) -> str:
             setting = row["setting"] | {"batch of a worker": row["batch_size"] / row["workers"]}
             metrics = (Measured(row[name], row[f"{name}_std"] or None) for name in METRICS)  # 0: of one epoch alone
             found[row["workers"], row["threads"]] = Scaling(row["batch_size"], setting, *metrics)
+            if warning := disturbance(row["other_programs"]):
+                findings.doubt(f"submit_figures/{path.name}: {warning}; run it again")
         except DAMAGED as error:
             findings.doubt(f"submit_figures/{path.name} is damaged, or of another version ({error!r}); run it again")
     for workers, batch in ((1, 64), (2, 128)):
@@ -100,6 +103,7 @@ def _missing_modes(found: set[Key], findings: Findings) -> None:
 
 def _row(key: Key, run: Run, base: Run | None, findings: Findings) -> list[object]:
     """Return a row of the pipeline's table."""
+    check_time(run, findings, least=2)
     (mode, count), (seconds, speed) = key, _epochs(run)
     stages = PARTITIONS if mode == "pipeline_parallel" and run.setting["device"] == "cpu" else run.workers
     bound = count * stages / (count + stages - 1) if mode in BOUNDED and stages > 1 else math.inf

@@ -199,24 +199,22 @@ def busy(of: dict) -> None:
     of["processor"].update(seconds=2, machine=of["processor"]["own"] * 2 + 4)
 
 
-def constant(of: dict) -> None:
-    of["evaluations"] = [{"epoch": epoch, "metrics": {"acc": 0.5}} for epoch in (1, 2)]
-
-
 def config(**flags: object) -> Callable[[dict], object]:
     return lambda of: of["config"].update(flags)
 
 
 FAULTS: list[dict[str, tuple[Callable[[dict], object] | None, str]]] = [
     {  # file of a real run: how it is changed (None: removed), and what is said of it
-        "runs/task1_single/rank0.json": (constant, "task1_single: the metric never changes"),
+        "runs/task1_single/rank0.json": (
+            lambda of: of.update(evaluations=[{"epoch": i, "metrics": {"acc": 0.5}} for i in (1, 2)]),
+            "task1_single: the metric never changes"),
         "runs/task2a_gather_scatter/rank*.json": (config(seed=7), "task2a_gather_scatter .* compared: seed 42 vs. 7"),
         "runs/task2b_allreduce/rank1.json": (None, "task2b_allreduce: without rank1.json of 2 workers"),
         "runs/task2b_allreduce/timeline.json": (None, "timeline.json: no such file"),
         "runs/task3_ddp/rank*.json": (faster, r"speed-up of task3_ddp over task1_single is \d+.*, above the .*, [12]:"),
         "runs/task4_traffic/traffic_0.json": (
             lambda of: [window.update(sent=2 * window["sent"]) for window in of["windows"]],
-            "task4_traffic: the observed traffic is [12].* times the expected"),
+            r"task4_traffic: the observed traffic is [\d.]+ times the expected"),
         "runs/pipeline/rank0.json": (faster, "speed-up of pipeline over model_parallel is .*, above the bound, 1.6"),
         "submit_figures/data_parallel_1.json": (lambda of: of.pop("threads"), "data_parallel_1.json is damaged"),
     },
@@ -262,14 +260,13 @@ def test_what_is_missing_comes_with_a_command_that_makes_it_like_the_other_runs(
         content["config"] |= {"seed": 7} | ({"data_dir": "/elsewhere/RTE"} if "task_name" in content["config"] else {})
         path.write_text(json.dumps(content))
     shutil.rmtree(tree / "runs/pipeline")
-    (tree / "runs/task3_ddp").rename(tree / "runs/aside")
+    (tree / "runs/task3_ddp").rename(tree / "runs/task3_ddp.kept")
     (tree / "runs/task3_ddp").mkdir()  # by a run that crashed
-    (tree / "runs/aside").rename(tree / "runs/task3_ddp/earlier")
 
     report = build_report(tree, COURSE)
-    assert cell(report.markdown.read_text(), "task3_ddp/earlier", "workers") == "2"
+    assert cell(report.markdown.read_text(), "task3_ddp.kept", "workers") == "2"
     assert "task3_ddp: no record in it (the run was interrupted or is still running)" in report.findings.doubts
-    shutil.rmtree(tree / "runs/task3_ddp")
+    shutil.rmtree(tree / "runs/task3_ddp.kept")
     missing = dict(build_report(tree, COURSE).findings.missing)
 
     flags = "--data_dir /elsewhere/RTE --task_name rte --max_seq_length 32 --learning_rate 0.001 --num_train_epochs 8"
@@ -292,31 +289,23 @@ def test_a_course_without_a_task_asks_for_nothing_of_it(tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        f"{WORDS}\n\n<b>HTML</b>, \u03a9 \u2192 \u0142\\\n> quoted\n> - item\n\n1. \n2. \n\n---\n<!-- unseen -->\n",
-        "x" * 5000 + "\n\n`" + "y" * 3000 + "`\n\n# " + "long heading " * 60 + "\n\n\x00\x07 control \u202e characters",
-        "| a |\n|---|\n" + "| " + "word " * 2000 + "|\n\n| |\n|---|\n| |\n",  # a row higher than a page
-        f"{'| column ' * 40}|\n{'|---' * 40}|\n{'| cell ' * 40}|\n\n| a | b |\n|---|---|\n| 1 |\n",
-        "```\n" + "\t" * 50 + "x\n```\n\n" + "".join("  " * i + "- item\n" for i in range(40)),
-    ],
-)
-def test_whatever_a_student_writes_becomes_pages_and_the_same_text_the_same_bytes(tmp_path, text):
-    pdfs = {markdown_to_pdf(text, tmp_path, "T", "Jos\u00e9") for _ in range(2)}
-
-    assert len(pdfs) == 1 and re.search(rb"/Type /Page\b", pdfs.pop())
-
-
-def test_pictures_are_embedded_and_those_that_cannot_be_shown_are_left_out(tmp_path):
+def test_whatever_a_student_writes_becomes_pages_and_the_same_text_the_same_bytes(tmp_path):
     folder = tmp_path / "report"
-    (folder / "folder").mkdir(parents=True)
+    folder.mkdir()
     (folder / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\nbroken")
     Image.new("RGB", (9, 9)).save(tmp_path / "outside.png")
     Image.new("RGB", (3000, 200), "red").save(folder / "wide.png")
     Image.new("RGB", (20, 9000), "blue").save(folder / "tall.png")
-    names = ("none.png", "../outside.png", "broken.png", "folder", "https://example.org/x.png", "wide.png", "tall.png")
+    names = ("none.png", "../outside.png", "broken.png", ".", "https://example.org/x.png", "wide.png", "tall.png")
+    unusual = [
+        *(f"![a]({name})" for name in names),
+        f"{WORDS}\n\n<b>HTML</b>, \u03a9 \u2192 \u0142\\\n> quoted\n> - item\n\n1. \n2. \n\n---\n<!-- unseen -->",
+        f"{'x' * 5000}\n\n`{'y' * 3000}`\n\n# {'long heading ' * 60}\n\n\x00\x07 control \u202e characters",
+        f"| a |\n|---|\n| {'word ' * 2000} |\n\n| |\n|---|\n| |",  # a row that is higher than a page
+        f"{'| column ' * 40}|\n{'|---' * 40}|\n{'| cell ' * 40}|\n\n| a | b |\n|---|---|\n| 1 |",
+        "```\n" + "\t" * 50 + "x\n```\n\n" + "".join("  " * i + "- item\n" for i in range(40)),
+    ]
 
-    pdf = markdown_to_pdf("".join(f"![a]({name})\n\n" for name in names), folder, "T", "")
+    pdfs = {markdown_to_pdf("\n\n".join(unusual), folder, "T", "Jos\u00e9") for _ in range(2)}
 
-    assert len(re.findall(rb"/Subtype /Image", pdf)) == 2
+    assert len(pdfs) == 1 and len(re.findall(rb"/Subtype /Image", pdfs.pop())) == 2

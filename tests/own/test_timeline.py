@@ -23,8 +23,6 @@ from common.timeline.run_timeline import network_boxes, process_boxes
 from common.timeline.spans import duration, merged, spans_of, within, without
 from common.timeline.trace import read_trace
 from common.timeline.waiting import Blocked, Message, blocked, by_key, delivered, keys, own_code, waits
-from handin.runs import find_runs
-from handin.task_tables import problem
 from tests.own import workers
 from tests.own.made_timelines import after_backward, during_backward
 from tests.own.timeline_ranks import LAYERS, OWN_CODE, SIZE, SLEEP, SLOW
@@ -327,11 +325,9 @@ def ran(tmp_path_factory):
 
 @pytest.mark.medium
 @pytest.mark.parametrize("name", EACH)
-def test_the_timeline_of_each_script_can_be_used_by_the_report(ran, name):
-    records, timeline, folder = ran(name)
+def test_the_timeline_of_each_script_shows_the_parts_of_its_steps(ran, name):
+    records, timeline, _ = ran(name)
 
-    (run,), unusable = find_runs(folder.parent, folder)
-    assert (run.problems, problem(folder, run), unusable) == ((), "", [])
     for record in records if name in ("2a", "2b", "3", "3_gpt2") else ():
         check_bytes(record, timeline)
     for record in records if name in ("2a", "2b") else ():
