@@ -32,10 +32,10 @@ lint: setup
 	$(RUN) -m mypy
 
 check: lint
-	$(RUN) -m pytest -q $(TWICE) -m "not slow and not bank and not proof and not medium" tests staff/tests
+	$(RUN) -m pytest -q $(TWICE) -m "not slow and not proof and not medium" tests staff/tests
 
 test: setup
-	$(RUN) -m pytest -q $(TWICE) -m "not slow and not bank and not proof" tests staff/tests
+	$(RUN) -m pytest -q $(TWICE) -m "not slow and not proof" tests staff/tests
 
 # Every known mistake must be caught by name, every right variant must pass; and the proofs that take minutes.
 bank: setup

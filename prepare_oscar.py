@@ -57,7 +57,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python prepare_oscar.py", description=(__doc__ or "").split("\n")[0])
     add = parser.add_argument
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--input", nargs="+", type=Path, help="files or folders: .jsonl or text, also .zst or .gz")
+    source.add_argument("--input", nargs="+", type=Path, help="files or folders: .jsonl or text, also compressed")
     source.add_argument("--hub", metavar="LANGUAGE", help="stream OSCAR 23.01 from the hub, for instance: en")
     add("--output", type=Path, required=True, help="folder to create")
     add("--size", default="100MB", help="most text to read: 100MB, 64KiB, 250000 or all (default: 100MB)")

@@ -46,6 +46,15 @@ def check_model(flag: str, name: str) -> None:
         )
 
 
+STRATEGY_FLAGS = ("--strategies", "--strategy", "--only")  # one thing; the first name is the one that we document
+
+
+def add_strategies(parser: argparse.ArgumentParser, default: str) -> None:
+    parser.add_argument(
+        *STRATEGY_FLAGS, dest="strategies", default=default, help="names separated by commas, or all (%(default)s)"
+    )
+
+
 def models_of(text: str) -> list[str]:
     """The models of --models."""
     for name in text.split(","):

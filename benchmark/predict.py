@@ -1,185 +1,117 @@
-"""Predict a step of any strategy: its time with parts, its bytes, its memory, without running it.
+"""Predict a step before it is run: its time with parts, the bytes that a worker sends, the memory that it needs.
 
-    python -m benchmark.calibrate                                                    # once, on this machine
-    python -m benchmark.predict --strategy ddp --model gpt2-tiny --workers 2 --batch_size 4
-    python -m benchmark.predict --strategy own_zero3 --model gpt2 --workers 4096 --batch_size 4 --rate 1gbit --cores 8
+    python -m benchmark.predict --strategy ddp --workers 4 --rate 1gbit
+    python -m benchmark.predict --strategy own_zero3 --model gpt2 --workers 8 --rate 10gbit --latency 50us --cores 2
+    python -m benchmark.predict --compare        # rewrites compared_steps.csv: measured steps beside their predictions
 
-The step is simulated as events: threads that compute, operations on the network, and the cores and links that they
-share. What lies outside of the calibrated range is computed from the algorithms, and the table says so.
-
-Without --cores, all workers share the cores of this machine, as the calibrated ones did; more workers than were
-calibrated have a machine each, with as many cores as this one. With --cores K, every worker has K cores of its own.
-Beyond four times the calibrated workers only a range is printed: at its lower end nobody waits and all operations go
-along trees, at its upper end along rings, and all wait for the slowest worker.
+The formulas are those of b.15 and b.16 (beyond/cost_model.py), the memory is that of beyond/step_memory.py. What a
+worker computes and what a message costs is measured first, on this machine, in some seconds; flags replace what they
+name. Without --cores, all workers share this machine, as with cluster.launch and cluster.emulate; with --cores K, each
+has one of its own and uses K cores. Far beyond the cells of compared_steps.csv, the time is a range: from hidden bytes
+without latencies to messages of which nothing is hidden, and the largest error that was seen on either side.
 """
 
 import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
 
 import argparse
 import json
-import re
+import os
 import sys
-from pathlib import Path
-from typing import Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING
 
-from benchmark.cost import calibration as stored
-from benchmark.cost import curve
-from benchmark.cost.cell import Cell
-from benchmark.cost.predict_step import Prediction, predict
-from benchmark.names import MODELS, check_model, command_parser
-from benchmark.strategies import STRATEGIES
-from cluster.emulate import bits_per_second
+from benchmark.names import MODELS, check_model, command_parser, is_own
+from beyond.cost_model import Link, seconds
 from common.errors import InputError, exit_on_input_error
-from common.flags import check_at_least
-from common.paths import ROOT
+from common.flags import check_at_least, link_rate, positive
 
-PICTURE = ROOT / "runs" / "benchmark" / "curve.png"
-UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+if TYPE_CHECKING:
+    from benchmark.predicted_step import Cell, Costs
 
-
-def table(prediction: Prediction) -> str:
-    """For people."""
-    cell = prediction.cell
-    cores = "sharing this machine" if cell.cores is None else f"with {cell.cores} cores each"
-    lines = [
-        f"{cell.strategy}, {Path(cell.model).name}, {cell.workers} workers {cores}, {cell.batch} x {cell.length} "
-        f"tokens each, link {cell.rate or 'loopback'}" + (f" + {cell.latency * 1e6:g} us" if cell.latency else ""),
-    ]
-    if prediction.is_range:
-        lines.append(f"  {'step':<16}{prediction.least * 1e3:>12.0f} to {prediction.seconds * 1e3:.0f} ms")
-    else:
-        step = f"{prediction.seconds * 1e3:>12.2f} ms{prediction.examples_per_second:>14.1f} examples/s"
-        lines.append(f"  {'step':<16}{step}")
-    for name, seconds in prediction.parts.items():
-        if seconds and not prediction.is_range:
-            lines.append(f"    {name:<14}{seconds * 1e3:>12.2f} ms{seconds / prediction.seconds:>13.0%}")
-    lines.append(f"  {'sent by a rank':<16}{prediction.sent_bytes / 1e6:>12.3f} MB")
-    for name, (calls, size) in prediction.sent.items():
-        lines.append(f"    {name:<14}{size / 1e6:>12.3f} MB{calls:>12g} calls")
-    if prediction.sent_bytes:
-        lines.append(f"  {'with frames':<16}{prediction.on_wire / 1e6:>12.3f} MB")
-    memory = prediction.memory
-    lines.append(f"  {'kept in memory':<16}{memory.kept / 1e6:>12.2f} MB{memory.textbook / 1e6:>13.2f} by the papers")
-    lines.append(f"  {'at the peak':<16}{memory.peak / 1e6:>12.2f} MB{memory.activations / 1e6:>13.2f} of activations")
-    lines += [f"  extrapolated: {note}" for note in prediction.notes]
-    return "\n".join(lines)
-
-
-def as_dict(prediction: Prediction) -> dict[str, Any]:
-    """Return the figures for the last line: seconds in ms, bytes in bytes."""
-    return {
-        "cell": vars(prediction.cell),
-        **prediction.times(),
-        **({} if prediction.is_range else {"parts_ms": {k: v * 1e3 for k, v in prediction.parts.items()}}),
-        "sent": {name: {"calls": calls, "bytes": size} for name, (calls, size) in prediction.sent.items()},
-        "on_wire": prediction.on_wire,
-        "memory": vars(prediction.memory),
-        "notes": list(prediction.notes),
-        "is_calibrated": prediction.is_calibrated,
-    }
-
-
-def seconds_of(word: str) -> float:
-    """Return a --latency such as 50us in seconds; raises InputError."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)(us|ms|s)", word)
-    if not match:
-        raise InputError(f"--latency: expected a number with us, ms or s such as 50us; got {word!r}")
-    return float(match[1]) * UNITS[match[2]]
+PAYLOAD = 0.95  # of a link's bytes: the rest are the headers of TCP, IP and Ethernet
+MOST_RANKS = 4  # that are started to measure
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    """Return the flags, with cell, calibration (known) and axis of what is asked.
-
-    Of more workers than were calibrated, each has a machine of its own. Raises InputError for anything that cannot be
-    predicted.
-    """
+    """Return the flags; raises InputError if nothing can be measured for them."""
     parser = command_parser("predict", __doc__)
     add = parser.add_argument
-    add("--strategy", default="ddp", help=f"{', '.join(STRATEGIES)} (ddp)")
+    add("--strategy", default="ddp", help="as of benchmark.run (ddp)")
     add("--model", default="gpt2-tiny", help=f"{', '.join(MODELS)}, or a folder (gpt2-tiny)")
-    add("--workers", type=int, default=2, help="2")
-    add("--batch_size", type=int, default=4, help="examples of one worker (4)")
+    add("--workers", type=positive, default=2, help="2")
+    add("--batch_size", type=positive, default=4, help="examples of one worker (4)")
     add("--length", type=int, default=64, help="tokens of an example (64)")
-    add("--rate", help="of every link, such as 1gbit (default: loopback)")
-    add("--latency", default="0us", help="of every message, beyond what was calibrated, such as 50us")
-    add("--cores", type=int, help="of each worker's own machine (default: see above)")
-    add("--memory_gb", type=float, help="of each machine (default: as this one)")
-    add("--bucket_mb", type=float, default=4, help="own_overlap: MiB in a bucket of gradients (4)")
-    add("--calibration", type=Path, default=stored.DEFAULT, help="what benchmark.calibrate wrote (%(default)s)")
-    add("--timeline", type=Path, help="write the step's timeline to this folder: timeline.png, .html, trace.json")
-    add("--sweep", help="a curve: workers=1..4096, batch=1..128 or rate=100mbit,1gbit")
-    add("--picture", type=Path, default=PICTURE, help="of the curve (%(default)s)")
-    arguments = parser.parse_args(argv)
-    check_at_least(arguments, 1, "workers", "batch_size", *(["cores"] if arguments.cores is not None else []))
-    check_at_least(arguments, 8, "length")
-    if arguments.rate is not None:
-        bits_per_second(arguments.rate)
-    seconds_of(arguments.latency)
-    if arguments.memory_gb is not None and not arguments.memory_gb > 0:
-        raise InputError(f"--memory_gb: expected more than 0; got {arguments.memory_gb:g}")
-    if not arguments.bucket_mb > 0:
-        raise InputError(f"--bucket_mb: expected a size in MiB above 0; got {arguments.bucket_mb:g}")
-    if arguments.strategy not in STRATEGIES:
-        raise InputError(f"--strategy: expected one of {', '.join(STRATEGIES)}; got {arguments.strategy!r}")
-    check_model("--model", arguments.model)
-    if arguments.timeline is not None and arguments.sweep is not None:
-        raise InputError("--timeline: shows one step, and --sweep predicts many; leave one of them out")
-    axis, places = arguments.axis = curve.read_axis(arguments.sweep) if arguments.sweep else ("", [])
-    known = arguments.known = stored.load(arguments.calibration)
-    most = max([arguments.workers, *map(int, places if axis == "workers" else [])])
-    has_own_cores = most > max((profile.workers for profile in known.profiles), default=1)
-    arguments.cell = Cell(
-        arguments.strategy,
-        arguments.model,
-        arguments.workers,
-        arguments.batch_size,
-        arguments.length,
-        bucket_bytes=int(arguments.bucket_mb * 2**20),
-        rate=arguments.rate,
-        latency=seconds_of(arguments.latency),
-        cores=arguments.cores or (int(known.machine["cores"]) if has_own_cores else None),
-        memory=None if arguments.memory_gb is None else arguments.memory_gb * 1e9,
-    )
-    return arguments
+    add("--rate", type=link_rate, help="of every link, such as 1gbit (default: loopback)")
+    add("--latency", type=seconds, help="of every message, such as 50us (default: measured)")
+    add("--cores", type=positive, help="of each worker's own machine (default: all share this one)")
+    what = "of forward and backward of the whole model on one worker, such as 80ms"
+    add("--forward_backward", type=seconds, help=f"{what}; an optimizer is left out then (default: both are measured)")
+    add("--compare", action="store_true", help="measure some cells beside their predictions; other flags do not count")
+    flags = parser.parse_args(argv)
+    check_at_least(flags, 8, "length")
+    check_model("--model", flags.model)
+    if is_own(flags.model):
+        raise InputError(f"--model: expected a GPT-2 or a T5, whose parts are known; got {flags.model}")
+    if flags.cores and flags.workers > 1 and None in (flags.rate, flags.latency):
+        raise InputError("--cores: workers with machines of their own have links; add their --rate and --latency")
+    cores = len(os.sched_getaffinity(0))
+    if flags.cores and flags.cores > cores and flags.forward_backward is None:
+        raise InputError(f"--cores: expected at most {cores}, which can be measured here; or add --forward_backward")
+    return flags
 
 
-def write_timeline(prediction: Prediction, folder: Path) -> None:
-    """Write the picture, the page and the trace of the predicted step."""
-    from benchmark.cost.predicted_timeline import timeline  # here: most predictions are drawn by nobody
-    from common.timeline.page import write_page
-    from common.timeline.picture import draw
-    from common.timeline.trace import write_trace
+def costs_of(cell: "Cell", flags: argparse.Namespace) -> "Costs":
+    """Return the costs for a cell: measured here, but for what the flags say."""
+    from benchmark.measured_costs import measure  # here and below: the flags are checked before torch is loaded
+    from benchmark.predicted_step import Costs, examples_at_a_time
 
-    step_timeline = timeline(prediction)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"--timeline: cannot write to {folder}: {error.strerror}; name another folder") from error
-    draw(step_timeline, folder / "timeline.png")
-    write_page(step_timeline, folder / "timeline.html")
-    write_trace(step_timeline, folder / "trace.json")
-
-
-def show_curve(question: argparse.Namespace) -> dict[str, Any]:
-    """Print the table of a sweep and draw its curve; return its figures."""
-    axis, places = question.axis
-    points = curve.curve(question.known, question.cell, axis, places)
-    title = f"{question.cell.strategy}, {Path(question.cell.model).name}, predicted"
-    curve.draw(axis, points, title, question.picture)
-    print(curve.table(points))
-    return {"axis": axis, "points": curve.rows(points)}
+    cores, examples = len(os.sched_getaffinity(0)), examples_at_a_time(cell)
+    ranks = 1 if flags.cores else min(cell.workers, max(2, min(cores, MOST_RANKS)))
+    measured = {"latency": 0.0, "bandwidth": float("inf")}  # where loopback is not measured, it takes no time
+    if flags.forward_backward is None or (cell.workers > 1 and None in (flags.rate, flags.latency)):
+        if flags.cores:
+            os.environ["OMP_NUM_THREADS"] = str(flags.cores)
+        measured |= measure(cell.model, ranks, examples, cell.length)
+    per_core = 1.0 if flags.cores else max(1.0, cell.workers / cores)
+    slower = per_core / max(1.0, ranks / cores)  # than it was for the ranks that measured
+    latency, bandwidth = measured["latency"] * slower, measured["bandwidth"] / slower
+    busy = 1.0
+    if flags.rate is not None:  # the rest of a message's time is the link's
+        bandwidth, busy = min(flags.rate / 8 * PAYLOAD, bandwidth), min(1.0, flags.rate / 8 * PAYLOAD / bandwidth)
+    link = Link(latency if flags.latency is None else flags.latency, bandwidth)
+    if flags.forward_backward is not None:
+        return Costs(flags.forward_backward * examples / cell.batch, 0.0, link, busy, per_core)
+    return Costs(measured["forward_backward"] * slower, measured["optimizer"] * slower, link, busy, per_core)
 
 
 def main() -> None:
-    question = parse(sys.argv[1:])
-    if question.sweep is not None:
-        print(json.dumps(show_curve(question)))
+    flags = parse(sys.argv[1:])
+    from benchmark import compared_steps
+    from benchmark.predicted_memory import kept_bytes, peak_bytes
+    from benchmark.predicted_step import Cell, check, predict, range_of
+
+    if flags.compare:
+        print(json.dumps(compared_steps.compare()))
         return
-    prediction = predict(question.known, question.cell)
-    print(table(prediction))
-    if question.timeline is not None:
-        write_timeline(prediction, question.timeline)
-    print(json.dumps(as_dict(prediction)))
+    cell = Cell(flags.strategy, flags.model, flags.workers, flags.batch_size, flags.length)
+    check(cell)
+    costs, far = costs_of(cell, flags), compared_steps.far(cell.workers, flags.rate)
+    step, (error, errors) = predict(cell, costs), compared_steps.errors(cell.strategy)
+    least, most = range_of(cell, costs, error) if far else (step.total, step.total)
+    kept = kept_bytes(cell.strategy, cell.model, cell.workers, cell.length)
+    peak = peak_bytes(cell.strategy, cell.model, cell.workers, cell.batch, cell.length)
+    link = f"{costs.link.latency * 1e6:.0f} us and {costs.link.bandwidth / 1e6:,.0f} MB/s"
+    print(f"{cell.strategy}, {cell.model}, {cell.workers} workers, {cell.batch} x {cell.length} tokens each, {link}")
+    print(f"  step                    {least * 1e3:>10.2f} ms" + (f" to {most * 1e3:.2f} ms" if far else ""))
+    print(f"    forward and backward  {step.computing * 1e3:>10.2f} ms")
+    print(f"    exposed communication {step.exposed * 1e3:>10.2f} ms, and {step.hidden * 1e3:.2f} ms are hidden")
+    print(f"    optimizer             {step.optimizer * 1e3:>10.2f} ms")
+    print(f"  sent by a worker        {step.sent / 1e6:>10.2f} MB")
+    print(f"  memory of a worker      {peak / 1e6:>10.2f} MB at its peak, {kept / 1e6:.2f} MB between two steps")
+    print(*far, errors, sep="\n")
+    figures = {"least_s": least, "most_s": most, "step": asdict(step), "peak_bytes": peak, "kept_bytes": kept}
+    numbers = asdict(costs) if cell.workers > 1 else None
+    print(json.dumps({"cell": asdict(cell), **figures, "costs": numbers, "far": far}))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The proof that a strategy computes the right gradient; a wrong one is named, and the exit code is 1.
 
     python -m benchmark.prove                                                  # all strategies that run here
-    python -m benchmark.prove --strategy zero2,fsdp --accumulation 4 --precision bf16 --workers 3
+    python -m benchmark.prove --strategies zero2,fsdp --accumulation 4 --precision bf16 --workers 3
     python -m benchmark.prove --engine my_engine.py:MyEngine                   # an Engine outside of this repository
 
 Each strategy trains a small model a few times, see proof/cases.py: plain SGD without clipping, so that a factor shows,
@@ -10,7 +10,7 @@ fp64 on one process that takes the workers' micro-batches in turn. Compared are 
 every step, the norm by which the engine clips, the losses, and the dtype of everything that is sent.
 
 An engine of your own is a class or function `(settings, worker, model) -> Engine`, see engines/engine.py; several names
-of a file are separated by commas. --strategy then says which strategy's settings it gets (ddp). Other flags are those
+of a file are separated by commas. --strategies then says which strategy's settings it gets (ddp). Other flags are those
 of benchmark.compare.
 """
 
@@ -18,7 +18,8 @@ import argparse
 import json
 import sys
 from collections import defaultdict
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -29,7 +30,7 @@ from tqdm.auto import tqdm
 from benchmark.arguments import parse
 from benchmark.measure.machine import environment
 from benchmark.measure.output import MB, cell, text_table
-from benchmark.names import names_of
+from benchmark.names import STRATEGY_FLAGS, add_strategies, names_of
 from benchmark.proof.judge import CaseResult
 from benchmark.proof.prover import MakeEngine, Proof, Prover
 from benchmark.settings import Settings
@@ -44,29 +45,32 @@ from common.workers.process_group import Worker, process_group
 CASES = 5  # of a strategy, at most
 MOST_PARTS = 8  # blocks and heads that a small model is given at most
 FORMS = {"scale": ".4f", "error": ".1e"}  # of these figures
-Engines = dict[str, tuple[str, MakeEngine]]  # name -> the strategy whose settings it gets, and how it is made
 
 
-def chosen(settings: Settings, names: str, engines: str = "") -> tuple[Engines, list[Proof]]:
-    """What to prove, by name: whose settings it gets, and how it is made. And what is left out, with the reason."""
-    if engines:
-        path, _, engine_names = engines.rpartition(":")
-        module = import_file(Path(path).resolve(), Path(path).stem) if path and Path(path).is_file() else None
-        missing = [name for name in engine_names.split(",") if not hasattr(module, name)]
-        if missing:
-            raise InputError(f"--engine: expected FILE.py:NAME, got {engines!r}; there is no {missing[0]} in {path!r}")
-        return {name: (names or "ddp", getattr(module, name)) for name in engine_names.split(",")}, []
-    chosen_engines: Engines = {}
-    left_out: list[Proof] = []
-    for name in (
-        names_of("--strategy", names, STRATEGIES) if names else [name for name in STRATEGIES if name != "single"]
-    ):
-        reason = why_not(replace(settings, strategy=name))
-        if reason:
-            left_out.append(Proof(name, left_out=reason))
-        else:
-            chosen_engines[name] = (name, STRATEGIES[name].make)
-    return chosen_engines, left_out
+@dataclass(frozen=True)
+class Candidate:
+    """An engine to prove. strategy: whose settings it gets."""
+
+    name: str
+    strategy: str
+    make: MakeEngine
+
+
+def candidates_of(settings: Settings, names: list[str]) -> tuple[list[Candidate], list[Proof]]:
+    """The strategies to prove; and those that cannot run here, with the reason."""
+    reasons = {name: why_not(replace(settings, strategy=name)) for name in names}
+    candidates = [Candidate(name, name, STRATEGIES[name].make) for name, reason in reasons.items() if not reason]
+    return candidates, [Proof(name, left_out=reason) for name, reason in reasons.items() if reason]
+
+
+def own_candidates(text: str, strategy: str) -> list[Candidate]:
+    """Engines of --engine FILE.py:NAME,NAME. Raises InputError if one is not there."""
+    path, _, names = text.rpartition(":")
+    module = import_file(Path(path).resolve(), Path(path).stem) if path and Path(path).is_file() else None
+    for name in names.split(","):
+        if not hasattr(module, name):
+            raise InputError(f"--engine: expected FILE.py:NAME, got {text!r}; there is no {name} in {path!r}")
+    return [Candidate(name, strategy, getattr(module, name)) for name in names.split(",")]
 
 
 def small_model(model: str, workers: int) -> str:
@@ -79,11 +83,11 @@ def small_model(model: str, workers: int) -> str:
     return f"{kind}-tiny"
 
 
-def prove_all(settings: Settings, worker: Worker, engines: Engines, keep: Path | None = None) -> list[Proof]:
-    """Prove all engines in turn, with a bar on the first worker; after each, write the rows to `keep`. A collective."""
+def prove_all(settings: Settings, worker: Worker, candidates: list[Candidate], keep: Path | None = None) -> list[Proof]:
+    """Prove all in turn, with a bar on the first worker; after each, write the rows to `keep`. A collective."""
     proofs: list[Proof] = []
     workload = load_workload(settings)
-    with tqdm(total=CASES * len(engines), desc="proof", disable=not worker.is_first, leave=False) as bar:
+    with tqdm(total=CASES * len(candidates), desc="proof", disable=not worker.is_first, leave=False) as bar:
 
         def tell(what: str) -> None:
             worker.pulse.beat()
@@ -92,8 +96,8 @@ def prove_all(settings: Settings, worker: Worker, engines: Engines, keep: Path |
 
         prover = Prover(settings, worker, workload, tell)
         save(keep, proofs)
-        for name, (strategy, make) in engines.items():
-            proofs.append(prover.prove(name, strategy, make))
+        for candidate in candidates:
+            proofs.append(prover.prove(candidate.name, candidate.strategy, candidate.make))
             save(keep, proofs)
     return proofs
 
@@ -117,9 +121,9 @@ def table(settings: Settings, rows: list[dict]) -> str:
     return f"{what_is_trained(settings)}, {settings.precision}; {about}\n{text_table(lines)}"
 
 
-def verdict(rows: list[dict]) -> str:
+def verdict(sentences: Iterable[str]) -> str:
     """What is wrong, in one line; empty if nothing is. What is not proved is not wrong."""
-    wrong = [row["sentence"] for row in rows if row.get("sentence")]
+    wrong = [sentence for sentence in sentences if sentence]
     return f"wrong: {'; '.join(wrong)}" if wrong else ""
 
 
@@ -127,7 +131,7 @@ def report(settings: Settings, rows: list[dict]) -> None:
     """Print the table and, as the last line, the figures. Exits with 1, and with what is wrong, if anything is."""
     left_out = [row["left_out"] for row in rows if row["left_out"]]
     rows = [row for row in rows if not row["left_out"]]
-    wrong = verdict(rows)
+    wrong = verdict(row["sentence"] for row in rows)
     result = {
         "wrong": {row["strategy"]: row["gradient"] for row in rows if row["gradient"] != "ok"},
         "rows": rows,
@@ -144,34 +148,30 @@ def report(settings: Settings, rows: list[dict]) -> None:
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(batch_size=2, length=32, usual_workers=2)
-    add = parser.add_argument
-    add("--strategy", dest="names", default="", help="names, separated by commas (all)")
-    add("--engine", dest="engines", default="", metavar="FILE.py:NAME", help="an engine outside of this repository")
+    add_strategies(parser, "all")
+    parser.add_argument("--engine", default="", metavar="FILE.py:NAME", help="an engine outside of this repository")
 
 
-def prove_on_workers(argv: list[str], settings: Settings, flags: argparse.Namespace) -> list[dict]:
-    """The row of each engine, proved on workers that are started here. settings, flags: argv, parsed."""
-    engines, left_out = chosen(settings, flags.names, flags.engines)
+def prove_on_workers(argv: list[str], settings: Settings, candidates: list[Candidate], file: str) -> list[dict]:
+    """The row of each candidate, proved on workers that are started here. file: of engines outside of this repository.
+
+    What stops all workers is wrong; the candidates behind it have a launch of their own.
+    """
     proof_file = settings.output_dir / "proof.json"
-    load_workload(settings)  # a wrong name or empty data is said once, not by every worker
-    make_ready(settings, [strategy for strategy, _ in engines.values()])
-    rest = without(argv, "--workers", "--strategy", "--engine")
-    rows = [proof.row() for proof in left_out]
-    names = list(engines)
-    while names:
+    make_ready(settings, [candidate.strategy for candidate in candidates])
+    rest, rows, todo = without(argv, "--workers", "--engine", *STRATEGY_FLAGS), [], list(candidates)
+    while todo:
         proof_file.unlink(missing_ok=True)
-        words = ["--strategy", ",".join(names)]
-        if flags.engines:
-            file = flags.engines.rpartition(":")[0]
-            words = ["--strategy", flags.names or "ddp", "--engine", f"{file}:{','.join(names)}"]
+        names = ",".join(candidate.name for candidate in todo)
+        words = ["--strategies", todo[0].strategy, "--engine", f"{file}:{names}"] if file else ["--strategies", names]
         code = start_workers("benchmark.prove", settings.world_size, [*rest, *words])
-        new_rows = json.loads(proof_file.read_text()) if proof_file.exists() else []
-        rows += new_rows
-        names = names[len(new_rows) :]
         if code and not proof_file.exists():  # the workers have not even met
             sys.exit(code)
-        if code and names:  # this one stopped all workers; the others have a launch of their own
-            rows.append(Proof(names.pop(0), [CaseResult("its workers", [f"exit code {code}"])]).row())
+        new_rows = json.loads(proof_file.read_text())
+        rows += new_rows
+        todo = todo[len(new_rows) :]
+        if code and todo:
+            rows.append(Proof(todo.pop(0).name, [CaseResult("its workers", [f"exit code {code}"])]).row())
     return rows
 
 
@@ -180,13 +180,24 @@ def main() -> None:
     settings, flags = parse(argv, "prove", __doc__, add_flags)
     if settings.precision == "fp16":
         raise InputError("--precision: the gradient scaler of fp16 skips steps, so prove fp32 or bf16; got fp16")
-    if flags.start is not None:
-        return report(settings, prove_on_workers(argv, settings, flags))
-    engines, left_out = chosen(settings, flags.names, flags.engines)
+    names = names_of("--strategies", flags.strategies, STRATEGIES)
+    if flags.engine:
+        settings_of = "ddp" if flags.strategies == "all" else names[0]
+        candidates, left_out = own_candidates(flags.engine, settings_of), list[Proof]()
+    else:
+        asked = [name for name in names if name != "single" or flags.strategies != "all"]
+        candidates, left_out = candidates_of(settings, asked)
+    refused = [proof.row() for proof in left_out]
+    if flags.starts_workers:
+        load_workload(settings)  # a wrong name or empty data is said once, not by every worker
+        rows = prove_on_workers(argv, settings, candidates, flags.engine.rpartition(":")[0])
+        return report(settings, [*refused, *rows])
     with process_group(settings, join) as worker:
-        proofs = prove_all(settings, worker, engines, settings.output_dir / "proof.json" if worker.is_first else None)
+        proofs = prove_all(
+            settings, worker, candidates, settings.output_dir / "proof.json" if worker.is_first else None
+        )
     if reports(settings):
-        report(settings, [proof.row() for proof in [*left_out, *proofs]])
+        report(settings, [*refused, *(proof.row() for proof in proofs)])
 
 
 if __name__ == "__main__":

@@ -2,14 +2,16 @@
 
     python -m benchmark.run --strategy zero2 --model gpt2-tiny --workers 2 --batch_size 4 --max_steps 20
 
-    arguments -> workers -> data -> model -> strategy -> the one loop -> table, files, one JSON line
+    arguments -> workers -> data -> model -> strategy -> the one loop -> record: table, files, one JSON line
 
-Written to --output_dir: result.json, losses.txt, tensorboard/, and what was asked for: checkpoints/, model/, traces.
+Written to --output_dir: result.json, losses.txt, tensorboard/, and what was asked for: checkpoints/, model/, traces,
+wandb/.
 """
 
 import gc
 import json
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,9 +23,10 @@ import torch
 import torch.distributed as dist
 
 from benchmark.arguments import parse
-from benchmark.cost.predicted_memory import what_would_fit
 from benchmark.measure.machine import environment
+from benchmark.measure.record import read_record
 from benchmark.measure.result import assemble, table
+from benchmark.predicted_memory import what_would_fit
 from benchmark.settings import Settings
 from benchmark.strategies import STRATEGIES
 from benchmark.training.log import Log
@@ -53,18 +56,18 @@ def work(settings: Settings) -> None:
             del model
             gc.collect()  # a model of transformers refers to itself: where it was cut, the rest would stay for a while
             measured = train(settings, worker, workload, engine, log, memory)
-        result = assemble(settings, begin, shapes, measured, log)
+        record = assemble(settings, begin, shapes, measured, log)
         if (settings.save or settings.bleu) and (trained := whole_model(settings, engine, workload)):
             if settings.bleu:
-                result["bleu"] = bleu_of(trained, workload)
+                record = replace(record, bleu=bleu_of(trained, workload))
             if settings.save:
                 save_model(settings.output_dir / "model", trained, workload)
         log.close()
         everybody: list[Any] = [None] * worker.world_size
-        dist.all_gather_object(everybody, result)
+        dist.all_gather_object(everybody, record)
         if worker.is_first:
             with atomic_write(settings.output_dir / "result.json") as file:
-                json.dump(result | {"workers": everybody}, file, indent=1)
+                json.dump(replace(record, workers=tuple(everybody)).as_json(), file, indent=1)
 
 
 def save_model(folder: Path, model: Any, workload: Workload) -> None:
@@ -82,20 +85,11 @@ def save_model(folder: Path, model: Any, workload: Workload) -> None:
 
 def main() -> None:
     settings, flags = parse(sys.argv[1:], "run", __doc__)
-    if flags.start is not None:
+    if flags.starts_workers:
         load_workload(settings)  # a wrong name or empty data is said once, not by every worker
-    if on_workers("benchmark.run", settings, flags.start, [settings.strategy], partial(work, settings)):
-        show(settings)
-
-
-LISTS = ("workers", "losses", "norms", "steps_ms", "settings")  # in result.json only
-
-
-def show(settings: Settings) -> None:
-    """The table, and the last line: the first worker's figures without the lists."""
-    result = json.loads((settings.output_dir / "result.json").read_text())
-    print(table(result))
-    print(json.dumps({name: value for name, value in result.items() if name not in LISTS}))
+    if on_workers("benchmark.run", settings, flags.starts_workers, [settings.strategy], partial(work, settings)):
+        record = read_record(settings.output_dir / "result.json")
+        print(table(record), json.dumps(record.summary()), sep="\n")
 
 
 if __name__ == "__main__":

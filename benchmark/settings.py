@@ -11,7 +11,7 @@ from common.config import RunConfig
 class Settings(RunConfig):
     """A RunConfig and what only the benchmark knows. A step has batch_size * world_size * accumulation examples."""
 
-    strategy: str
+    strategy: str  # empty where a command has several, each of which replaces it
     model: str  # one of names.MODELS, or a folder
     batch_size: int  # examples of one worker in one forward
     accumulation: int  # forwards and backwards before an optimizer step
@@ -27,9 +27,10 @@ class Settings(RunConfig):
     bleu: bool
     dropped: int  # steps at the beginning that are not measured
     keep_trace: bool
+    wandb: bool
     grid: str | None  # of own_grid, such as data=2,tensor=2
     memory_limit_mb: int | None  # for model and training, on each worker; None: no limit
-    bucket_mb: float | None  # of own_overlap, MiB; None: chosen from what link and backward take
+    bucket_mb: float  # of own_overlap, MiB
     optimizer: str  # adamw, or sgd, whose update is the gradient: the proof reads it there
 
     @property

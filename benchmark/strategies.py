@@ -1,8 +1,8 @@
 """The strategies: how a model and its optimizer are spread over the workers. The loop is the same for all of them.
 
-A row says all that the commands know of one. To add a strategy, write an Engine in engines/, its row here, and the
-program of its step in cost/programs/, from which predictions are made. A row loads nothing until it is used, so that
-commands check their flags without torch. What a strategy cannot do on this machine is said in one line.
+A row says all that the commands know of one. To add a strategy, write an Engine in engines/ and its row here. A row
+loads nothing until it is used, so that commands check their flags without torch. What a strategy cannot do on this
+machine is said in one line.
 """
 
 import importlib.util
@@ -98,8 +98,19 @@ def heads(settings: "Settings") -> str:
 
 
 @dataclass(frozen=True)
+class Label:
+    """What a row of a table shows: a strategy, and in which variant, such as a second engine (again)."""
+
+    strategy: str
+    variant: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.strategy} {self.variant}".rstrip()
+
+
+@dataclass(frozen=True)
 class Strategy:
-    """engine: a file and a class in engines/. program: a file and a function in cost/programs/.
+    """engine: a file and a class in engines/.
 
     ideal: bytes per parameter by the papers, kept whole and divided among the workers (Rajbhandari et al. 2020, ZeRO,
     section 3, in fp32: 4 for a parameter, 4 for its gradient, 8 for Adam's states). documented: what the engine is
@@ -108,7 +119,6 @@ class Strategy:
 
     name: str
     engine: str
-    program: str
     limits: tuple[Limit, ...] = ()
     ideal: tuple[float, float] = (16, 0)
     documented: Callable[[Shapes, int], float] | None = None
@@ -125,6 +135,15 @@ class Strategy:
         made: Engine = engine(*self.zero, settings, worker, model)
         return made
 
+    @property
+    def family(self) -> str:
+        """Whose strategy it is."""
+        if self.zero:
+            return "DeepSpeed"
+        if self.name.startswith("own_"):
+            return "lessons of beyond/"
+        return "other libraries" if self.name in ("horovod", "megatron") else "PyTorch"
+
     def why_not(self, settings: "Settings") -> str:
         return next((reason for limit in self.limits if (reason := limit(settings))), "")
 
@@ -140,40 +159,41 @@ class Strategy:
 
 
 ALONE, GPT2 = (one_process,), (gpt2_in_fp32,)
+FAMILIES = ("PyTorch", "DeepSpeed", "lessons of beyond/", "other libraries")  # each has its colour in every figure
 ROWS = (
-    Strategy("single", "single:Single", "unsharded:single", ALONE, keeps_ideal=True),
-    Strategy("dp", "single:DP", "unsharded:single", (needs_gpu, one_process), keeps_ideal=True),
-    Strategy("ddp", "ddp:DDP", "unsharded:ddp", keeps_ideal=True),
-    Strategy("horovod", "horovod:Horovod", "unsharded:horovod", (horovod,), keeps_ideal=True),
+    Strategy("single", "single:Single", ALONE, keeps_ideal=True),
+    Strategy("dp", "single:DP", (needs_gpu, one_process), keeps_ideal=True),
+    Strategy("ddp", "ddp:DDP", keeps_ideal=True),
+    Strategy("horovod", "horovod:Horovod", (horovod,), keeps_ideal=True),
     Strategy(
-        "fsdp", "fsdp:FSDP", "sharded:fsdp", (no_fp16,), (0, 16), state_bytes.rows_dealt_out, is_deferred=True
+        "fsdp", "fsdp:FSDP", (no_fp16,), (0, 16), state_bytes.rows_dealt_out, is_deferred=True
     ),
     *(
-        Strategy(f"zero{stage}{'_offload' if offload else ''}", "deepspeed:DeepSpeed", program, (deepspeed,), ideal,
+        Strategy(f"zero{stage}{'_offload' if offload else ''}", "deepspeed:DeepSpeed", (deepspeed,), ideal,
                  documented, zero=(stage, offload))
-        for stage, offload, program, ideal, documented in (
-            (0, False, "unsharded:zero0", (16, 0), state_bytes.everything),
-            (1, False, "sharded:zero12", (8, 8), state_bytes.zero12),
-            (2, False, "sharded:zero12", (4, 12), state_bytes.zero12),
-            (3, False, "sharded:zero3", (0, 16), state_bytes.zero3),
-            (1, True, "sharded:zero12", (8, 8), state_bytes.zero12_offload),
-            (2, True, "sharded:zero12", (4, 12), state_bytes.zero12_offload),
-            (3, True, "sharded:zero3", (0, 16), state_bytes.zero3_offload),
+        for stage, offload, ideal, documented in (
+            (0, False, (16, 0), state_bytes.everything),
+            (1, False, (8, 8), state_bytes.zero12),
+            (2, False, (4, 12), state_bytes.zero12),
+            (3, False, (0, 16), state_bytes.zero3),
+            (1, True, (8, 8), state_bytes.zero12_offload),
+            (2, True, (4, 12), state_bytes.zero12_offload),
+            (3, True, (0, 16), state_bytes.zero3_offload),
         )
     ),
-    Strategy("pipeline", "pipeline:Pipeline", "pipelined:on_grid", GPT2, (0, 16), None, "pipeline"),
-    Strategy("tensor", "tensor:TensorParallel", "pipelined:on_grid", (*GPT2, heads), (0, 16), None, "tensor"),
-    Strategy("megatron", "megatron:Megatron", "pipelined:on_grid", (megatron, *GPT2, heads), (0, 16), None, "tensor"),
-    Strategy("own_ring", "own:OwnRing", "unsharded:own_ring", keeps_ideal=True),
-    Strategy("own_overlap", "own:OwnOverlap", "unsharded:own_overlap", keeps_ideal=True),
-    Strategy("own_zero1", "own:OwnZero1", "sharded:own_zero1", (no_fp16,), (8, 8), keeps_ideal=True),
-    Strategy("own_zero2", "own:OwnZero2", "sharded:own_zero2", (no_fp16,), (4, 12), keeps_ideal=True),
+    Strategy("pipeline", "pipeline:Pipeline", GPT2, (0, 16), None, "pipeline"),
+    Strategy("tensor", "tensor:TensorParallel", (*GPT2, heads), (0, 16), None, "tensor"),
+    Strategy("megatron", "megatron:Megatron", (megatron, *GPT2, heads), (0, 16), None, "tensor"),
+    Strategy("own_ring", "own:OwnRing", keeps_ideal=True),
+    Strategy("own_overlap", "own:OwnOverlap", keeps_ideal=True),
+    Strategy("own_zero1", "own:OwnZero1", (no_fp16,), (8, 8), keeps_ideal=True),
+    Strategy("own_zero2", "own:OwnZero2", (no_fp16,), (4, 12), keeps_ideal=True),
     Strategy(
-        "own_zero3", "own:OwnZero3", "sharded:own_zero3", (no_fp16,), (0, 16), keeps_ideal=True, is_deferred=True
+        "own_zero3", "own:OwnZero3", (no_fp16,), (0, 16), keeps_ideal=True, is_deferred=True
     ),
-    Strategy("own_tensor", "own_grid:OwnGrid", "pipelined:on_grid", (*GPT2, heads), (0, 16), None, "tensor"),
-    Strategy("own_1f1b", "own_grid:OwnGrid", "pipelined:on_grid", GPT2, (0, 16), None, "pipeline"),
-    Strategy("own_grid", "own_grid:OwnGrid", "pipelined:on_grid", (*GPT2, heads), (0, 16), None, "grid"),
+    Strategy("own_tensor", "own_grid:OwnGrid", (*GPT2, heads), (0, 16), None, "tensor"),
+    Strategy("own_1f1b", "own_grid:OwnGrid", GPT2, (0, 16), None, "pipeline"),
+    Strategy("own_grid", "own_grid:OwnGrid", (*GPT2, heads), (0, 16), None, "grid"),
 )  # fmt: skip
 STRATEGIES = {row.name: row for row in ROWS}
 

@@ -1,386 +1,298 @@
-"""The tables and figures of a sweep, from the folders that it left.
+"""The tables and figures of all runs in a folder: those of a sweep, or of single runs in folders of their own.
 
     python -m benchmark.tables runs/benchmark/sweep
-    python -m benchmark.tables runs/benchmark/sweep --predict --models t5-tiny,t5-3b,t5-11b --batch_sizes 1,32,64,128
 
-latency.csv (ms per step, median) and mem.csv (MB that a step needs at its peak, on the worker with the most) have a
-block of rows for each optimization level, a row for each model and a column for each batch size of one worker, as in
-the DeepSpeed profiling project. A cell is "OOM" or "error" if the run failed, and empty if there was no run. If several
-worker counts were run, each has its own file (latency_2.csv, ...); latency.csv has the largest count. scaling.csv has
-the throughput divided by one worker's, for each framework, if there are runs on one worker. load.csv says how busy the
-machine was before each run. Impossible values and busy machines are flagged.
+latency.csv (ms per step, median), mem.csv (MB that a step needs at its peak, on the worker with the most) and, on GPUs,
+power.csv (W) have a block of rows for each strategy, a row for each model and a column for each batch size of one
+worker, as in the DeepSpeed profiling project. A cell is "OOM", "wrong" or "error" if the run failed, and empty if there
+was none. With several numbers of workers, each has its own file (latency_2.csv, ...); latency.csv has the largest.
 
---predict writes latency_filled.csv and mem_filled.csv instead: cells that were not run say "123.45 predicted", or "does
-not fit". Predictions are made from benchmark.calibrate's file, by arithmetic where the model is not in it: they say
-what order of magnitude to expect, not which of two frameworks is a little faster.
+scaling.csv has a row for each run; row_of() says what its columns are. scaling.md begins with the speed-ups by workers
+and strategy, as in the GPT-2 project. The figures are drawn from the same rows. What cannot be true, or was measured on
+a busy machine, is flagged. The last line is one JSON object.
 """
 
 import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
 
-import argparse
 import json
-import re
-import sys
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from benchmark.measure.machine import machine_line
+from benchmark.measure.machine import machine_words
 from benchmark.measure.output import MB, cell, write_csv
-from benchmark.names import command_parser, models_of, names_of, numbers_of
-from benchmark.strategies import STRATEGIES
+from benchmark.measure.record import Cell, Failure, RunRecord, read_launch, read_outcome
+from benchmark.names import command_parser
+from benchmark.strategies import STRATEGIES, Label
 from common.errors import InputError, exit_on_input_error
 from common.paths import atomic_write
 
-LEVELS = "zero0,zero1,zero2,zero2_offload,zero3,zero3_offload"
-BUSY = 0.5  # other programs' load per core before a run, from which its times are flagged
-SAME = 1e-4  # validation losses in fp32 that differ by more are not of the same training
-Figure = Callable[[dict], float | None]
+BUSY = 1.5  # load per core before a run, from which its times are flagged: the run before has a part in a minute's load
+SAME = 1e-4  # training losses in fp32 that differ by more are not of the same training
+ALIKE = (
+    "model",
+    "length",
+    "precision",
+    "seed",
+    "learning_rate",
+    "optimizer",
+    "data_dir",
+    "dropout",
+)  # then losses agree
+SINGLE = Label("single")
 Row = dict[str, Any]
-Rows = list[list[str]]
+Line = list[Any]
 
 
-@dataclass(frozen=True)
-class SweepRun:
-    """One combination; batch_size is that of one worker."""
+@dataclass
+class Runs:
+    """All launches of a cell. gradient: by the proof."""
 
-    strategy: str
-    model: str
-    batch_size: int
-    workers: int
-    repeat: int = 0  # of several launches
-
-    @property
-    def name(self) -> str:
-        again = f"-r{self.repeat}" if self.repeat else ""
-        return f"{Path(self.model).name}-{self.strategy}-b{self.batch_size}-w{self.workers}{again}"
+    cell: Cell
+    gradient: str
+    records: list[RunRecord] = field(default_factory=list)
+    failure: Failure | None = None
 
     @property
-    def name_of_strategy(self) -> str:
-        """Without what a row says more than that, such as `again`."""
-        return self.strategy.split()[0]
-
-    @property
-    def proof(self) -> tuple[str, int, str]:
-        """The key of its proof in Proofs."""
-        return self.model, self.workers, self.name_of_strategy
-
-    def gradient(self, proofs: "Proofs") -> str:
-        """What the column `gradient` says: ok, a fault, or not proved."""
-        default = "ok" if self.name_of_strategy == "single" else "not proved"
-        return str(proofs.get(self.proof, {}).get("gradient", default))
+    def record(self) -> RunRecord | None:
+        """That with the median throughput; None if all have failed."""
+        ordered = sorted(self.records, key=lambda record: record.samples_per_second or 0.0)
+        return ordered[(len(ordered) - 1) // 2] if ordered else None
 
 
-Runs = dict[SweepRun, dict]
-Proofs = dict[tuple[str, int, str], dict]  # rows of benchmark.prove by SweepRun.proof
-
-
-def left_in(place: Path) -> dict:
-    """What a run has left in its folder: its result, its failure, or nothing."""
-    files = (place / name for name in ("result.json", "failure.json"))
-    return next((json.loads(file.read_text()) for file in files if file.exists()), {})
-
-
-def read_runs(folder: Path) -> Runs:
-    """Results and failures by what was run; raises InputError if there is nothing."""
-    launches: dict[SweepRun, list[dict]] = {}
-    for place in sorted(folder.glob("*-b*-w*")):
-        match = re.fullmatch(r"(.+)-([\w ]+)-b(\d+)-w(\d+)(-r\d+)?", place.name)
-        if match and (result := left_in(place)):
-            run = SweepRun(match[2], match[1], int(match[3]), int(match[4]))
-            launches.setdefault(run, []).append(result)
-    if not launches:
+def read_runs(folder: Path) -> dict[Cell, Runs]:
+    """All runs below a folder by their cell. Raises InputError if there is none."""
+    found: dict[Cell, Runs] = {}
+    files = [file for name in ("result.json", "failure.json") for file in folder.rglob(name)]
+    for place in sorted({file.parent for file in files}):
+        launch, outcome = read_launch(place), read_outcome(place)
+        if launch:
+            key, gradient = replace(launch.cell, repeat=0), launch.gradient
+        elif isinstance(outcome, RunRecord):  # of a single benchmark.run
+            key = Cell(Label(outcome.strategy), outcome.model, outcome.batch_size, outcome.world_size)
+            gradient = "not proved"
+        else:
+            continue
+        runs = found.setdefault(key, Runs(key, gradient))
+        if isinstance(outcome, RunRecord):
+            runs.records.append(outcome)
+        else:
+            runs.failure = outcome
+    if not found:
         raise InputError(f"{folder} holds no runs; run python -m benchmark.sweep first")
-    return {run: combined(several) for run, several in launches.items()}
+    return found
 
 
-def most_mb(run: dict, figure: Figure) -> float | None:
-    """A figure of a result's memory, in MB, of the worker with the most."""
-    sizes = [figure(worker["memory"]) for worker in run.get("workers", [run]) if "memory" in worker]
-    return max((size / MB for size in sizes if size is not None), default=None)
+def timed(found: dict[Cell, Runs]) -> Iterator[tuple[Runs, RunRecord]]:
+    yield from ((runs, runs.record) for runs in found.values() if runs.record and runs.record.steps_ms)
 
 
-FIGURES: dict[str, Figure] = {
-    "latency": lambda run: run.get("step_ms"),
-    "mem": lambda run: most_mb(run, lambda memory: memory["peak"]),
-}
+def mb(size: float | None) -> float | None:
+    return None if size is None else size / MB
 
 
-def block_rows(cells: list[SweepRun], text: Callable[[SweepRun], str]) -> Rows:
-    """The rows of latency.csv or mem.csv, with the text of each cell; strategies and models in the order of `cells`."""
-    batches, rows = sorted({run.batch_size for run in cells}), []
-    for strategy in dict.fromkeys(run.strategy for run in cells):
-        # The DeepSpeed profiling project calls its strategies so.
-        level = (
-            f"optimization_level{strategy.removeprefix('zero')}" if STRATEGIES[strategy.split()[0]].zero else strategy
-        )
-        rows.append([level, *map(str, batches)])
-        for model in dict.fromkeys(run.model for run in cells if run.strategy == strategy):
-            rows.append([model, *(text(SweepRun(strategy, model, batch, cells[0].workers)) for batch in batches)])
-    return rows
+def row_of(runs: Runs, record: RunRecord, found: dict[Cell, Runs]) -> Row:
+    """A run's figures by column; None for what was not measured. Times are those of all timed steps."""
+    from benchmark.measure.intervals import mean_interval  # here: it loads scipy
 
+    label, model, batch, workers = runs.cell.label, runs.cell.model, runs.cell.batch_size, runs.cell.workers
+    speed, sent, memory, total = record.samples_per_second, record.communication, record.most_memory, record.steps.timed
+    launches = [one.samples_per_second for one in runs.records if one.samples_per_second]
+    mean, low, high = mean_interval(launches) if len(launches) > 1 else (None, None, None)
+    validation = record.evaluations[-1] if record.evaluations else {}
+    used = ("cpu_utilisation", "gpu_utilisation", "gpu_power", "gpu_temperature")
 
-def measured_rows(runs: Runs, workers: int, figure: Figure) -> Rows:
-    cells = sorted((run for run in runs if run.workers == workers), key=lambda run: run.strategy)
-    texts = {run: runs[run].get("outcome") or cell(figure(runs[run]), missing="") for run in cells}
-    return block_rows(cells, lambda run: texts.get(run, ""))
+    def over(base: Label, batch_size: int) -> float | None:
+        """This throughput over that of another run on one worker."""
+        other = found.get(Cell(base, model, batch_size, 1))
+        base_speed = other.record.samples_per_second if other and other.record else None
+        return speed / base_speed if speed and base_speed else None
 
-
-def scaling_rows(runs: Runs) -> Rows:
-    """framework, model, batch size; then the speed-up with each number of workers against one."""
-    counts = sorted({run.workers for run in runs})
-    rows = [["framework", "model", "batch_size", *map(str, counts)]]
-    for place in dict.fromkeys((run.strategy, run.model, run.batch_size) for run in runs):
-        one, *many = (runs.get(SweepRun(*place, count), {}).get("samples_per_second") for count in [1, *counts])
-        if one:
-            rows.append([*map(str, place), *(cell(value and value / one, 3, missing="") for value in many)])
-    return rows
-
-
-def load_rows(runs: Runs) -> Rows:
-    """The load before each run, and the cores that it had."""
-    machines = [(run.name, result["environment"]) for run, result in runs.items() if "environment" in result]
-    return [["run", "load", "cores"], *([name, str(host["load"]), str(host["cores"])] for name, host in machines)]
-
-
-def flags(runs: Runs) -> list[str]:
-    """What cannot be true, and what should not be believed."""
-    flagged = []
-    for run, result in runs.items():
-        name = f"{run.model}, {run.strategy}, batch {run.batch_size}, {run.workers} workers"
-        speed = result.get("samples_per_second")
-        one = runs.get(SweepRun(run.strategy, run.model, run.batch_size, 1), {}).get("samples_per_second")
-        if speed and one and speed / one > run.workers:
-            flagged.append(f"{name}: speed-up {speed / one:.2f} exceeds the number of workers")
-        losses = result.get("losses", [])
-        if len(losses) > 1 and len(set(losses)) == 1:
-            flagged.append(f"{name}: the loss never changes ({losses[0]})")
-        flagged += busy(result, name)
-    return flagged
-
-
-def busy(result: dict, name: str) -> list[str]:
-    """A line if other programs ran before this one: the load of a minute, which the run before has a part in, too."""
-    machine = result.get("environment", {})
-    if machine.get("load", 0.0) <= machine.get("cores", 1) * (1 + BUSY):
-        return []
-    return [
-        f"{name}: the machine was busy (load {machine['load']} on {machine['cores']} cores); do not compare its times"
-    ]
-
-
-def row_of(run: SweepRun, results: Runs) -> Row:
-    """A run's figures, and its throughput over that of one worker; None for what was not measured.
-
-    Times are those of all timed steps, sizes those of the worker with the most.
-    """
-    result, examples = results[run], run.batch_size * run.workers
-    speed, steps = result.get("samples_per_second"), result.get("steps", {}).get("timed", 0)
-    one, single = (
-        results.get(SweepRun(name, run.model, examples, 1), {}).get("samples_per_second")
-        for name in (run.strategy, "single")
-    )
-    communication, exposed = (result.get("communication", {}).get(name) for name in ("total_ms", "exposed_ms"))
-    validation = (result.get("evaluations") or [{}])[-1]
-    launches_mean, launches_low, launches_high = result.get("launches_95", (None, None, None))
     return {
-        "model": Path(run.model).name,
-        "framework": run.strategy,
-        "workers": run.workers,
-        "batch_size": run.batch_size,  # of one worker
-        "speedup": speed and one and speed / one,  # over the same framework on one worker
-        "over_single": speed and single and speed / single,  # over one worker without any framework
+        "model": Path(model).name,
+        "strategy": str(label),
+        "workers": workers,
+        "batch_size": batch,  # of one worker
+        "speedup": over(label, batch * workers),  # over the same strategy on one worker, equal examples in a step
+        "over_single": over(SINGLE, batch * workers),  # over one worker without any framework, equal examples
+        "weak_speedup": over(label, batch),  # over the same strategy on one worker, equal examples on each worker
         "examples_per_second": speed,
-        "launches_mean": launches_mean,  # examples per second, with --repeats; and the mean's 95 % interval
-        "launches_low": launches_low,
-        "launches_high": launches_high,
-        "total_s": result.get("wall_s"),
-        "communication_s": communication and communication * steps / 1e3,  # under way, by the traced steps
-        "exposed_s": exposed and exposed * steps / 1e3,  # the part of it in which nothing was computed
-        "kept_mb": most_mb(result, lambda memory: memory["persistent_counted"]),
-        "peak_mb": FIGURES["mem"](result),
+        "launches_mean": mean,  # examples per second, with --repeats; and its 95 % interval
+        "launches_low": low,
+        "launches_high": high,
+        "step_ms": record.step_ms,
+        "step_ms_low": record.step_ms_95[0],  # 95 % interval of the median, within a launch
+        "step_ms_high": record.step_ms_95[1],
+        "total_s": record.wall_s,
+        "communication_s": sent.total_ms and sent.total_ms * total / 1e3,  # under way, by the traced steps
+        "exposed_s": sent.exposed_ms and sent.exposed_ms * total / 1e3,  # the part in which nothing was computed
+        "sent_mb": mb(sent.sent_bytes),  # by a worker in a step
+        "ideal_mb": mb(memory.persistent_ideal),  # parameters, gradients, optimizer of a worker, by the papers
+        "kept_mb": mb(memory.persistent_counted),  # the same, counted
+        "peak_mb": mb(memory.peak),  # on the worker with the most
+        "train_loss": record.losses[-1],
         "validation_loss": validation.get("loss"),
-        "perplexity": validation.get("perplexity"),
-        "bleu": result.get("bleu"),  # with -- --bleu
-        "metric": validation.get("metric"),  # of a user's own model
         **{
-            name: result.get("utilisation", {}).get(name)
-            for name in ("gpu_utilisation", "gpu_power", "gpu_temperature")
-        },
+            name: validation.get(name) for name in ("perplexity", "accuracy", "metric")
+        },  # metric: of a user's own model
+        "bleu": record.bleu,
+        **{name: getattr(record.utilisation, name, None) for name in used},
+        "load": record.environment["load"],  # of the machine, in the minute before
+        "gradient": "ok" if label.strategy == "single" else runs.gradient,
     }
 
 
-def combined(launches: list[dict]) -> dict:
-    """The launch with the median throughput, and the mean of all with its interval; a failure where all failed."""
-    from benchmark.measure.intervals import mean_interval  # here: it loads scipy
-
-    timed = [launch for launch in launches if "outcome" not in launch]
-    if len(launches) == 1 or not timed:
-        return launches[0]
-    timed.sort(key=lambda launch: launch["samples_per_second"])
-    middle = timed[(len(timed) - 1) // 2]
-    return middle | {"launches_95": mean_interval([launch["samples_per_second"] for launch in timed])}
-
-
-def disagreements(rows: list[Row]) -> list[str]:
-    """Frameworks whose validation loss is not that of the first row of the same model."""
-    flagged = []
-    for row in rows:
-        first = next(other for other in rows if other["model"] == row["model"])
-        loss, expected = row["validation_loss"], first["validation_loss"]
-        if loss is not None and expected is not None and not abs(loss - expected) <= SAME:  # a NaN is one, too
-            flagged.append(
-                f"{row['model']}, {row['framework']}, {row['workers']} workers: validation loss {loss:.6f}, "
-                f"but {expected:.6f} with {first['framework']} on {first['workers']}"
-            )
-    return flagged
-
-
-def csv_rows(rows: list[Row], missing: str = "") -> list[list[str]]:
-    """The headings and the cells; columns that nobody could measure are left out."""
+def columns(rows: list[Row]) -> list[Line]:
+    """Headings, then figures; a column that nobody could measure is left out."""
     heads = [name for name in rows[0] if any(row[name] is not None for row in rows)] if rows else []
-
-    def text(value: object) -> str:
-        return cell(value, 4, missing=missing) if value is None or isinstance(value, float) else str(value)
-
-    return [heads, *([text(row[name]) for name in heads] for row in rows)]
+    return [heads, *([row[name] for name in heads] for row in rows)]
 
 
-def markdown(rows: list[Row]) -> str:
-    """The same as a table; a dash stands for what was not measured."""
-    head, *body = csv_rows(rows, "-")
-    lines = [[name.replace("_", " ") for name in head], ["---"] * len(head), *body]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+def markdown(lines: list[Line]) -> str:
+    texts = [[cell(v, 4) if v is None or isinstance(v, float) else str(v) for v in line] for line in lines]
+    texts.insert(1, ["---"] * len(texts[0]))
+    return "\n".join(f"| {' | '.join(line)} |" for line in texts)
+
+
+PROFILED: dict[str, Callable[[RunRecord], float | None]] = {
+    "latency": lambda record: record.step_ms,
+    "mem": lambda record: mb(record.most_memory.peak),
+    "power": lambda record: getattr(record.utilisation, "gpu_power", None),
+}
+
+
+def profile(found: dict[Cell, Runs], workers: int, name: str) -> list[Line]:
+    """latency.csv, mem.csv or power.csv: a block for each strategy, by model and batch size."""
+    cells, lines = [key for key in found if key.workers == workers], list[Line]()
+    batches = sorted({key.batch_size for key in cells})
+
+    def text(label: Label, model: str, batch: int) -> str:
+        runs = found.get(Cell(label, model, batch, workers))
+        if runs and runs.record:
+            return cell(PROFILED[name](runs.record), missing="")
+        return runs.failure.outcome if runs and runs.failure else ""
+
+    for label in sorted({key.label for key in cells}, key=str):
+        level = str(label)
+        if STRATEGIES[label.strategy].zero:  # the DeepSpeed profiling project calls its strategies so
+            level = level.replace("zero", "optimization_level")
+        lines.append([level, *batches])
+        for model in dict.fromkeys(key.model for key in cells if key.label == label):
+            lines.append([Path(model).name, *(text(label, model, batch) for batch in batches)])
+    return lines
+
+
+def comparable(rows: list[Row]) -> Iterator[tuple[str, list[Row]]]:
+    """Of each model a title and its rows: all if their steps have equally many examples, or its largest batch's."""
+    for model in dict.fromkeys(row["model"] for row in rows):
+        own = [row for row in rows if row["model"] == model]
+        examples, batch = {row["batch_size"] * row["workers"] for row in own}, max(row["batch_size"] for row in own)
+        if len(examples) == 1:
+            yield f"{model}, {min(examples)} examples in a step", own
+        else:
+            yield f"{model}, batch {batch} on each worker", [row for row in own if row["batch_size"] == batch]
+
+
+def speedups(title: str, rows: list[Row]) -> str:
+    """The GPT-2 project's table: a line for each number of workers, a column for each strategy."""
+    column = "over_single" if any(row["over_single"] for row in rows) else "weak_speedup"
+    figures = {(row["workers"], row["strategy"]): row[column] for row in rows}
+    counts, names = sorted({row["workers"] for row in rows}), sorted({row["strategy"] for row in rows})
+    lines = [[count, *(figures.get((count, name)) for name in names)] for count in counts]
+    return f"{title}: {column}\n\n{markdown([['workers', *names], *lines])}"
+
+
+def doubts(found: dict[Cell, Runs], rows: list[Row]) -> list[str]:
+    """What cannot be true, and what should not be believed."""
+    lines, alike = [], dict[tuple, tuple[str, RunRecord]]()
+    for row in rows:
+        if (speedup := max(row["speedup"] or 0.0, row["weak_speedup"] or 0.0)) > row["workers"]:
+            name = f"{row['model']}, {row['strategy']}, batch {row['batch_size']}"
+            lines.append(f"{name}: speed-up {speedup:.2f} exceeds the number of workers, {row['workers']}")
+    for runs, record in timed(found):
+        name, machine = runs.cell.name, record.environment
+        if len(record.losses) > 1 and len(set(record.losses)) == 1:
+            lines.append(f"{name}: the loss never changes ({record.losses[0]})")
+        if machine["load"] > BUSY * machine["cores"]:
+            load = f"load {machine['load']} on {machine['cores']} cores"
+            lines.append(f"{name}: the machine was busy ({load}); do not compare its times")
+        settings = (record.examples_per_step, *(record.settings[setting] for setting in ALIKE))
+        other, expected = alike.setdefault(settings, (name, record))
+        for step, (loss, right) in enumerate(zip(record.losses, expected.losses, strict=False), 1):
+            if record.precision == "fp32" and not abs(loss - right) <= SAME:  # a NaN is one, too
+                lines.append(f"{name}: loss {loss:.6f} in step {step}, but {right:.6f} in {other}: another training")
+                break
+    return lines
+
+
+def draw(folder: Path, title: str, rows: list[Row]) -> None:
+    """Figures by strategy and number of workers."""
+    from benchmark.measure.bars import Bar, draw_bars  # here: the tables are written without numpy
+
+    figures: dict[str, tuple[str, str, tuple[str, ...]]] = {
+        "throughput": ("examples per second", "examples_per_second", ("launches_low", "launches_high")),
+        "scaling": ("speed-up over single", "over_single", ()),
+        "weak_scaling": ("speed-up over one worker with as many examples", "weak_speedup", ()),
+        "total_time": ("timed steps, ms per step", "step_ms", ("step_ms_low", "step_ms_high")),
+        "communication_time": ("communication in the timed steps, s", "communication_s", ()),
+        "memory": ("peak of a step, MB", "peak_mb", ()),
+    }
+    order = list(dict.fromkeys(row["strategy"] for row in rows))
+    rows = sorted(rows, key=lambda row: (order.index(row["strategy"]), row["workers"]))
+    for name, (label, column, ends) in figures.items():
+        if any(row[column] is not None for row in rows):
+            bars = [
+                Bar(
+                    row["strategy"],
+                    f"{row['workers']} worker{'s' * (row['workers'] > 1)}",
+                    row[column],
+                    *(row[end] for end in ends),
+                )
+                for row in rows
+            ]
+            draw_bars(folder / f"{name}_{rows[0]['model']}.png", bars, label, title)
 
 
 def write_tables(folder: Path) -> dict[str, Any]:
-    """Write all files of a sweep; return the figures for its last line."""
-    runs = read_runs(folder)
-    counts = sorted({run.workers for run in runs})
-    tables = {f"{name}_{n}": measured_rows(runs, n, figure) for name, figure in FIGURES.items() for n in counts}
-    tables |= {name: tables[f"{name}_{counts[-1]}"] for name in FIGURES}
-    tables |= {"scaling": scaling_rows(runs)} if counts[0] == 1 else {}
-    busy_runs = [run.name for run, result in runs.items() if busy(result, run.name)]
-    comment = f"the machine was busy: do not compare the times of {', '.join(busy_runs)}" if busy_runs else ""
-    for name, rows in (tables | {"load": load_rows(runs)}).items():
-        write_csv(folder / f"{name}.csv", rows, comment if name.startswith(("latency", "scaling")) else "")
-        if name in (*FIGURES, "scaling"):
-            show(folder / f"{name}.csv")
-    draw(folder, runs, counts[-1])
-    flagged = flags(runs)
-    for line in flagged:
-        print(f"flagged: {line}", file=sys.stderr)
-    return {"folder": folder.name, "flagged": flagged, "latency": tables["latency"]}
-
-
-def write_frameworks(
-    folder: Path, wanted: list[SweepRun], failures: list[str], begin: dict, proofs: Proofs
-) -> dict[str, Any]:
-    """Write frameworks.csv, frameworks.md and figures of runs; return the last line's figures."""
-    in_folder = read_runs(folder)
-    results = {run: in_folder[replace(run, model=Path(run.model).name)] for run in wanted}
-    timed = [run for run in results if "outcome" not in results[run]]
-    rows = [row_of(run, results) | {"gradient": run.gradient(proofs)} for run in timed]
-    machine, flagged = machine_line(begin), disagreements(rows)
+    """Write and print all tables, draw the figures; return the figures for the last line."""
+    found = read_runs(folder)
+    rows = [row_of(runs, record, found) for runs, record in timed(found)]
     rows.sort(key=lambda row: (row["model"], row["workers"], -(row["examples_per_second"] or 0.0)))
-    write_csv(folder / "frameworks.csv", csv_rows(rows), machine)
-    with atomic_write(folder / "frameworks.md") as file:
-        file.write(f"{markdown(rows)}\n\n{machine}\n")
-    draw(folder, results, max(run.workers for run in results))
-    busy_runs = [line for run, result in results.items() for line in busy(result, run.name)]
-    notes = [*(f"left out: {line}" for line in failures), *(f"flagged: {line}" for line in [*flagged, *busy_runs])]
-    print("\n".join([markdown(rows), "", machine, *notes]))
-    return {"rows": rows, "flagged": flagged, "busy": busy_runs, "environment": begin}
-
-
-def show(path: Path) -> None:
-    print(f"\n{path.name}\n{path.read_text()}", end="")
-
-
-def draw(folder: Path, runs: Runs, workers: int) -> None:
-    """Throughput, total time and communication time of each strategy, one figure per model at its largest batch."""
-    from benchmark.measure.ranking import Bar, draw_ranking
-
-    figures: dict[str, tuple[str, Callable[[dict], tuple]]] = {
-        "throughput": (
-            "examples per second", lambda result: result.get("launches_95") or (result["samples_per_second"],)
-        ),
-        "total_time": (
-            "timed steps, ms per step", lambda result: (result["step_ms"], *result.get("step_ms_95", ()))
-        ),
-        "communication_time": ("communication, ms per step", lambda result: (result["communication"]["total_ms"],)),
-    }  # fmt: skip
-    timed = {run: result for run, result in runs.items() if run.workers == workers and "step_ms" in result}
-    for model in dict.fromkeys(run.model for run in timed):
-        batch = max(run.batch_size for run in timed if run.model == model)
-        results = {
-            run.strategy: result for run, result in timed.items() if (run.model, run.batch_size) == (model, batch)
-        }
-        title = f"{model}, batch {batch} x {workers} workers"
-        title += ", on a busy machine" if any(busy(result, "") for result in results.values()) else ""
-        for name, (label, values) in figures.items():
-            bars = [Bar(strategy, *values(result)) for strategy, result in results.items()]
-            draw_ranking(folder / f"{name}_{Path(model).name}.png", bars, label, title)
-
-
-def fill(arguments: argparse.Namespace) -> dict[str, Rows]:
-    """Write latency and mem with predictions where nothing was run."""
-    from benchmark.cost import calibration as stored  # here: they load numpy
-    from benchmark.cost.cell import Cell
-    from benchmark.cost.predict_step import predict
-
-    folder, calibration = arguments.folder, stored.load(arguments.calibration)
-    runs = read_runs(folder) if folder.is_dir() and any(folder.glob("*-b*-w*")) else {}
-    memory = None if arguments.memory_gb is None else arguments.memory_gb * 1e9
-    cells = [
-        SweepRun(strategy, model, batch, arguments.workers)
-        for strategy in arguments.strategies for model in arguments.models for batch in arguments.batch_sizes
-    ]  # fmt: skip
-
-    def text(run: SweepRun, name: str) -> str:
-        if measured := cell(FIGURES[name](runs.get(run, {})), missing=""):
-            return measured
-        place = Cell(run.strategy, run.model, run.workers, run.batch_size, arguments.length, memory=memory)
-        try:
-            prediction = predict(calibration, place)
-        except InputError as error:
-            reason = next((words for words in ("does not fit", "not predicted") if words in str(error)), "")
-            if not reason:
-                raise
-            return reason
-        if name == "latency" and prediction.is_range:
-            return f"{prediction.least * 1e3:.0f} to {prediction.seconds * 1e3:.0f} predicted"
-        return f"{prediction.seconds * 1e3 if name == 'latency' else prediction.memory.peak / MB:.2f} predicted"
-
-    tables = {name: block_rows(cells, lambda run, name=name: text(run, name)) for name in FIGURES}  # type: ignore[misc]
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, rows in tables.items():
-        write_csv(folder / f"{name}_filled.csv", rows)
-        show(folder / f"{name}_filled.csv")
-    return tables
+    for name in ("speedup", "over_single", "weak_speedup"):
+        if not any(row[name] for row in rows if row["workers"] > 1):  # over itself, one worker has 1
+            rows = [row | {name: None} for row in rows]
+    for name, figure in PROFILED.items():
+        if name == "power" and not any(figure(record) for _, record in timed(found)):
+            continue
+        counts = sorted({key.workers for key in found})
+        for workers in counts:
+            suffixes = [f"_{workers}"] * (len(counts) > 1) + [""] * (workers == counts[-1])
+            for suffix in suffixes:
+                write_csv(folder / f"{name}{suffix}.csv", profile(found, workers, name))
+        print(f"{name}.csv\n{(folder / f'{name}.csv').read_text()}")
+    flagged = doubts(found, rows)
+    failures = [{"run": runs.cell.name, **asdict(runs.failure)} for runs in found.values() if runs.failure]
+    if rows:
+        write_csv(folder / "scaling.csv", columns(rows))
+        tables = [speedups(title, own) for title, own in comparable(rows)] + [markdown(columns(rows))]
+        tables.append(machine_words(next(record.environment for _, record in timed(found))))
+        notes = [
+            *(f"flagged: {line}" for line in flagged),
+            *("{run}: {outcome}: {message}".format(**one) for one in failures),
+        ]
+        with atomic_write(folder / "scaling.md") as file:
+            file.write("\n\n".join([*tables, *notes]) + "\n")
+        print((folder / "scaling.md").read_text())
+        for title, own in comparable(rows):
+            draw(folder, title + (", on a busy machine" if any("busy" in line for line in flagged) else ""), own)
+    return {"folder": folder.name, "rows": rows, "flagged": flagged, "failures": failures}
 
 
 def main() -> None:
     parser = command_parser("tables", __doc__)
-    add = parser.add_argument
-    add("folder", type=Path, help="output folder of a sweep; with --predict a new one, too: then all is predicted")
-    add("--predict", action="store_true", help="complete the tables by predictions; the other flags belong to this")
-    add("--models", default="t5-tiny,t5-small,t5-large,t5-3b,t5-11b", help="%(default)s")
-    add("--strategies", default=LEVELS, help="%(default)s")
-    add("--batch_sizes", default="1,2,4,8,16,32,64,128", help="of one worker (%(default)s)")
-    add("--workers", type=int, default=2, help="2")
-    add("--length", type=int, default=64, help="tokens of an example (64)")
-    add("--memory_gb", type=float, help="of the machine (default: of this one)")
-    add("--calibration", type=Path, default=Path("runs/benchmark/calibration.json"), help="%(default)s")
-    arguments = parser.parse_args()
-    arguments.models = models_of(arguments.models)
-    arguments.strategies = names_of("--strategies", arguments.strategies, STRATEGIES)
-    arguments.batch_sizes = numbers_of("--batch_sizes", arguments.batch_sizes)
-    if arguments.predict:
-        print(json.dumps({"folder": arguments.folder.name, **fill(arguments)}))
-    else:
-        print(json.dumps(write_tables(arguments.folder)))
+    parser.add_argument("folder", type=Path, help="output folder of a sweep, or one with folders of runs")
+    print(json.dumps(write_tables(parser.parse_args().folder)))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ import torch.distributed as dist
 
 from benchmark.engines.operators import compile_operators
 from benchmark.settings import Settings
-from cluster.emulate import on_nodes
 from cluster.guard import die_with_parent
 from common.config import RunConfig
 from common.errors import InputError
@@ -35,47 +34,30 @@ def reports(settings: Settings) -> bool:
     return settings.rank == 0 and STARTER_REPORTS not in os.environ
 
 
-def start_workers(module: str, count: int, argv: list[str], quiet: bool = False) -> int:
+def start_workers(module: str, count: int, argv: list[str]) -> int:
     """Run `python -m module argv` on `count` workers of this machine; their output goes to stderr. The exit code."""
     launch = [sys.executable, "-m", "cluster.launch", "--workers", str(count), "--", "-m", module, *argv]
-    silent = subprocess.DEVNULL if quiet else sys.stderr
     # If this process is killed, nobody shall go on computing and writing: the launcher ends with it, and its workers.
     environment = os.environ | {STARTER_REPORTS: "1"}
-    return subprocess.run(launch, cwd=ROOT, stdout=silent, env=environment, preexec_fn=die_with_parent).returncode
+    return subprocess.run(launch, cwd=ROOT, stdout=sys.stderr, env=environment, preexec_fn=die_with_parent).returncode
 
 
-def on_emulated_nodes(module: str, count: int, argv: list[str], rate: str = "none") -> int:
-    """Run `python -m module argv` with every worker on an emulated node of its own. The exit code."""
-    worker = ["env", "COS598D_EMULATED=1", f"{STARTER_REPORTS}=1", sys.executable, "-m", module, *argv]
-    return subprocess.run(
-        on_nodes(count, rate, worker), cwd=ROOT, stdout=sys.stderr, preexec_fn=die_with_parent
-    ).returncode
-
-
-def make_ready(settings: Settings, strategies: Iterable[str], no_cuda: bool = False) -> None:
+def make_ready(settings: Settings, strategies: Iterable[str]) -> None:
     """Build what the strategies need, and make the output folder: before workers start, and once."""
-    compile_operators(strategies, settings.no_cuda or no_cuda)
+    compile_operators(strategies, settings.no_cuda)
     prepare(settings.output_dir)
 
 
-def on_workers(
-    module: str, settings: Settings, counts: Iterable[int] | None, strategies: Iterable[str], work: Work
-) -> bool:
-    """Do the work here if this process is a worker (counts None), or start so many, one number after the other.
-
-    With --emulated they run on emulated nodes. Returns whether this process reports.
-    """
-    if counts is None:
+def on_workers(module: str, settings: Settings, starts: bool, strategies: Iterable[str], work: Work) -> bool:
+    """Start all workers if this process shall, or do the work of the only one. Return whether this process reports."""
+    if starts:
+        make_ready(settings, strategies)
+    if not starts or settings.world_size == 1:
         work()
         return reports(settings)
-    words = without(sys.argv[1:], "--workers")
-    emulated = "--emulated" in words
-    make_ready(settings, strategies, emulated)
-    for count in counts:
-        start = on_emulated_nodes if emulated else start_workers
-        if code := start(module, count, [word for word in words if word != "--emulated"]):
-            sys.exit(code)
-    return reports(settings)
+    if code := start_workers(module, settings.world_size, without(sys.argv[1:], "--workers")):
+        sys.exit(code)
+    return True
 
 
 def prepare(folder: Path) -> None:

@@ -1,11 +1,12 @@
-"""Predict the most memory that a step needs on a worker: what stays, what forward keeps, blocks and messages.
+"""Predict the most memory that a step needs on a worker. This code is given.
 
-Adam needs 16 bytes for a parameter in fp32: value, gradient and two states. What a strategy does not keep whole, it
-still needs whole for a while, a block at a time. This code is given.
-
-The highest point of a step depends on the strategy, so `peak` returns the highest of these:
+Adam needs 16 bytes for a parameter in fp32: value, gradient and two states. A strategy keeps some of these whole and
+divides the others among the workers. A step needs more for a while: activations, messages, whole blocks. So the memory
+of a step has its highest point at one of a few moments. `peak` adds up what is alive at each of them, and returns the
+largest sum:
 
     forward      | block 0 | block 1 | ... | loss |             activations grow
+    turning point                                 ▲             all activations, and what the loss and the head need
     backward                                      | ... | block 1 | block 0 | embeddings |
                                                    activations shrink, gradients of the ranks' shards grow
     finish, step                                                                           | messages | Adam |
@@ -19,9 +20,13 @@ from common.config import BeyondConfig
 from common.peak_memory import MB
 
 BYTES = 4  # of a number in fp32
-MESSAGES = {"zero2": 2, "zero3": 1}  # of gradients in transit; each is there twice: what is sent, and what arrives
 MICRO_BATCHES = 4  # of 1f1b, as --n_chunk
 DATA_PARALLEL = ("overlap", "zero1", "zero2", "zero3")
+
+SENT_AND_RECEIVED = 2  # a message of gradients takes their place, and what arrives needs as much once more
+ADAM_TEMPORARIES = 2  # tensors of a parameter's size that Adam computes with, one parameter after the other
+GRADIENT_COPIES = 2  # backward computes a gradient, then stores it: both are alive for a moment
+LOGIT_GRADIENTS = 2  # the gradient of the logits, and the probabilities that it is computed from
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,27 @@ class Sizes:
     @property
     def parameters(self) -> int:
         return self.blocks * self.block + self.root
+
+
+@dataclass(frozen=True)
+class SentByBlock:
+    """What a strategy that sends each block's gradients as soon as they are complete needs for a while, in blocks.
+
+    whole: blocks whose parameters are whole, while a rank has shards of the others; None: all stay whole.
+    messages: the memory of the gradients in transit, at most.
+    """
+
+    whole: float | None
+    messages: int
+
+
+SENT_BY_BLOCK = {
+    "zero2": SentByBlock(None, messages=2 * SENT_AND_RECEIVED),  # two in transit
+    # The block that computes, the next one, and half of one: gloo gathers into a copy, which is alive half of the time.
+    "zero3": SentByBlock(whole=2 + 0.5, messages=1 * SENT_AND_RECEIVED),
+    # FSDP2 waits for each gather, so the copy is gone when a block computes; of a reduce_scatter, a shard arrives.
+    "fsdp": SentByBlock(whole=2, messages=1),
+}
 
 
 def gpt2_sizes(config: PretrainedConfig, length: int) -> Sizes:
@@ -77,60 +103,76 @@ def cut(sizes: Sizes, slices: int) -> Sizes:
 def peak(strategy: str, sizes: Sizes, batch: float, workers: int, micro_batches: int = 1) -> float:
     """Return the most bytes that a step needs on the worker with the most.
 
-    strategy: as for --strategy; also single, and ddp, whose gradients stay in its buckets.
+    strategy: as for --strategy; also single, fsdp, and ddp, whose gradients stay in its buckets.
     sizes: with tensor and grid, those of a slice.
     batch: examples that a worker computes together; with 1f1b a micro-batch, and `workers` stages.
     """
-    if strategy in ("zero2", "zero3"):
-        return sent_during_backward(sizes, batch, workers, 0 if strategy == "zero2" else 2.5, 2 * MESSAGES[strategy])
     if strategy == "1f1b":
         return max(_stage(stage, sizes, batch, workers, micro_batches) for stage in range(workers))
-    values = sizes.parameters
-    buckets = values if strategy in ("ddp", "overlap") else 0
-    states = 2 * values / (workers if strategy == "zero1" else 1)
-    first = values + buckets + states + sizes.blocks * batch * sizes.kept
-    last = 2 * values + states + 2 * sizes.embedding  # Adam computes with two more of the largest parameter
+    if strategy in SENT_BY_BLOCK:
+        return _sent_by_block(SENT_BY_BLOCK[strategy], sizes, batch, workers)
+    values = gradients = sizes.parameters
+    shard, states = sizes.parameters / workers, 2 * sizes.parameters
     if strategy == "zero1":
-        gathered = 2 * (values / workers + sizes.block)  # as with zero2
-        last = values + states + max(values + MESSAGES["zero2"] * sizes.block, gathered)
+        messages = 2 * (SENT_AND_RECEIVED - 1) * sizes.block  # two are in transit, in the place of their gradients
+        end = max(gradients + messages, _gathering(shard, sizes.block))
+        return values + states / workers + max(turning_point(sizes, batch), end)
+    buckets = gradients if strategy in ("ddp", "overlap") else 0  # exist all the time; other gradients come by and by
+    update: float = values + gradients + states + ADAM_TEMPORARIES * sizes.embedding
     if strategy == "overlap":  # at the end of the first step it makes its buckets again, in another order
-        last += values
-    return max(first + _loss(sizes, batch), first + sizes.embedding + 2 * sizes.matrix, last)
+        update += buckets
+    if strategy == "ring":  # all gradients once more as one message, and the chunk that arrives
+        update = values + gradients + states + gradients + shard
+    return max(values + buckets + states + turning_point(sizes, batch), update)
+
+
+def turning_point(sizes: Sizes, batch: float) -> float:
+    """Return what a step needs beside parameters and optimizer when forward ends and backward begins.
+
+    That is all activations, and the larger of two: what the loss needs, and the first gradients, those of the embedding
+    matrix (which is also the model's head) and of the last block's largest matrix.
+    """
+    first_gradients = sizes.embedding + GRADIENT_COPIES * sizes.matrix
+    return sizes.blocks * batch * sizes.kept + max(_loss(sizes, batch), first_gradients)
 
 
 def _loss(sizes: Sizes, batch: float) -> float:
-    return batch * (sizes.loss + 2 * sizes.logits)  # two: their gradient, and what it is computed from
+    return batch * (sizes.loss + LOGIT_GRADIENTS * sizes.logits)
 
 
-def sent_during_backward(sizes: Sizes, batch: float, workers: int, gathered: float, messages: float) -> float:
-    """Return the peak of a strategy that sends each block's gradients as soon as they are complete.
+def _gathering(shard: float, largest: float) -> float:
+    """Return what ZeRO-1 and 2 need to gather new values: gradients and copies of the shards, and gloo two blocks."""
+    return shard + shard + 2 * largest
 
-    gathered: how many blocks are whole while one computes, with what gloo needs to gather the next; 0: all stay whole.
-    messages: the memory of those in transit, in blocks.
-    """
-    block, embedding, activations = sizes.block, sizes.embedding, batch * sizes.kept
-    shard, whole = sizes.parameters / workers, gathered * block
-    stays = 2 * shard + (shard + sizes.root if gathered else sizes.parameters)
-    peaks = [stays + whole + sizes.blocks * activations + max(_loss(sizes, batch), embedding + 2 * sizes.matrix)]
-    for sent in range(sizes.blocks):  # blocks whose gradients have been sent, when those of the next are complete
-        # The embedding's gradient, from the end of the model, exists throughout backward.
-        there = embedding + block * (1 + min(messages, 2 * sent)) + sent * block / workers
-        peaks.append(stays + whole + (sizes.blocks - sent - 1) * activations + there)
-    if not gathered:  # at the end of step, the new shards are copied and gathered; gloo works on two blocks at a time
-        peaks.append(stays + 2 * shard + 2 * max(block, sizes.root))
-    return max(peaks)
+
+def _sent_by_block(strategy: SentByBlock, sizes: Sizes, batch: float, workers: int) -> float:
+    """Return the peak of ZeRO-2, ZeRO-3 or FSDP2."""
+    block, shard = sizes.block, sizes.parameters / workers
+    values = sizes.parameters if strategy.whole is None else shard + sizes.root + strategy.whole * block
+    stays = values + 2 * shard  # and states
+    moments = [stays + turning_point(sizes, batch)]
+    for sent in range(sizes.blocks):  # blocks that have been sent when the gradients of the next one are complete
+        activations = (sizes.blocks - sent - 1) * batch * sizes.kept
+        gradients = sizes.embedding + block + sent * block / workers  # the embedding's is complete last
+        messages = min(strategy.messages, SENT_AND_RECEIVED * sent) * block
+        moments.append(stays + activations + gradients + messages)
+    if strategy.whole is None:
+        moments.append(stays + _gathering(shard, max(block, sizes.root)))
+    return max(moments)
 
 
 def _stage(stage: int, sizes: Sizes, batch: float, stages: int, micro_batches: int) -> float:
     """Return the peak of a stage of the schedule 1F1B."""
-    here = sum(block * stages // sizes.blocks == stage for block in range(sizes.blocks))
-    ends = (stage == 0) + (stage == stages - 1)
-    values = here * sizes.block + (sizes.embedding if ends else 0)
-    alive = min(stages - stage, micro_batches)
-    borders = batch * sizes.border * (alive + micro_batches * (2 - ends))  # what has been sent is kept until the end
+    blocks = sum(block * stages // sizes.blocks == stage for block in range(sizes.blocks))
+    ends = (stage == 0) + (stage == stages - 1)  # the first and the last stage have the embedding matrix
+    parameters = blocks * sizes.block + (sizes.embedding if ends else 0)
+    alive = min(stages - stage, micro_batches)  # micro-batches between their forward and their backward
+    sent = micro_batches * (2 - ends)  # is kept until the end: one direction, or both
+    borders = (alive + sent) * batch * sizes.border
     loss = _loss(sizes, batch) if stage == stages - 1 else 0
-    temporary = 2 * sizes.embedding if ends else 2 * sizes.matrix
-    return 4 * values + max(alive * here * batch * sizes.kept + borders + max(loss, sizes.matrix), temporary)
+    computing = alive * blocks * batch * sizes.kept + borders + max(loss, sizes.matrix)
+    update = ADAM_TEMPORARIES * (sizes.embedding if ends else sizes.matrix)
+    return 4 * parameters + max(computing, update)  # values, gradients and two states
 
 
 def what_would_fit(config: BeyondConfig) -> str:

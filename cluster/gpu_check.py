@@ -67,7 +67,7 @@ HELLO = "python cluster/hello.py --master_port 6591 --world_size 2 --hang_second
 DTYPE = """python -c 'import torch; from benchmark.engines.single import Autocast
 model = Autocast(torch.nn.Linear(4, 4).cuda(), lambda: torch.autocast("cuda", torch.bfloat16))
 print(torch.nn.DataParallel(model)(input=torch.ones(4, 4).cuda()).dtype)'"""
-FRAMEWORKS = "python -m benchmark.frameworks --strategies single,ddp --workers 1 --steps 8 --output_dir $(mktemp -d)"
+SWEEP = "python -m benchmark.sweep --only single,ddp --workers 1 --batch_sizes 8 --steps 8 --output_dir $(mktemp -d)"
 
 
 def lesson(number: int, gpus: int, strategy: str, before: str = "") -> Check:
@@ -95,7 +95,7 @@ CHECKS = (
     *(pipeline(n, "python pipeline/run_gpt2.py --model_parallel_mode pipeline_parallel") for n in (1, 2, 4)),
     *(pipeline(2, f"{LAUNCH} 2 -- pipeline/run_gpt2.py --schedule {s}") for s in ("gpipe", "1f1b", "interleaved")),
     Check(9, 2, DTYPE, "torch.bfloat16"),
-    *(Check(10, 1, f"{FRAMEWORKS} -- --precision {name}", '"framework": "ddp"') for name in ("fp32", "fp16", "bf16")),
+    *(Check(10, 1, f"{SWEEP} -- --precision {name}", '"strategy": "ddp"') for name in ("fp32", "fp16", "bf16")),
     Check(10, 2, "python -m benchmark.compare --workers 2 --max_steps 8 --only ddp,fsdp,own_overlap,own_zero3", "rows"),
     Check(10, 4, "python -m benchmark.compare --workers 4 --max_steps 8 --only tensor,pipeline,own_grid", "rows"),
 )

@@ -31,6 +31,7 @@ def main() -> int:
     os.environ.setdefault("PYTHONUNBUFFERED", "1")  # a line is shown when it is printed, not when 8 KiB are full
     os.environ.setdefault("OMP_NUM_THREADS", str(threads_per_command(arguments.share)))
     os.environ.setdefault("LOCAL_WORLD_SIZE", str(arguments.share))  # as torchrun does: workers share GPUs, too
+    os.environ["COS598D_LAUNCHED"] = "1"  # a run that is stopped leaves its report to the launcher, as data
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     command = [word for index, word in enumerate(arguments.command) if index or word != "--"]
     try:

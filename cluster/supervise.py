@@ -7,8 +7,8 @@ output comes through two pipes each. One loop, one thread:
 """
 
 import contextlib
+import json
 import os
-import re
 import selectors
 import signal
 import subprocess
@@ -19,24 +19,16 @@ from dataclasses import dataclass, field
 
 from cluster.guard import exit_code
 from cluster.screen import Line, Lines, Screen
-from common.workers.rows import COMPARING, HEADER, RANK_0_LEFT, RANK_0_SAYS
+from common.errors import STOPPED_BY_ANOTHER
+from common.workers.rows import REPORT_MARK, Report
 
 TICK_SECONDS = 0.05
-SETTLE_SECONDS = 1.0  # after a first failure, for the ranks that fail with it: which of them is the cause?
-COMPARE_SECONDS = 5.0  # the same if the others have begun to compare themselves: their result says more
+SETTLE_SECONDS = 2.5  # after a first failure, for the ranks that fail with it, and for their report of where each was
+REPORTED_SECONDS = 5.0  # the same if the report is there: the others end by themselves
 STOP_SECONDS = 3.5  # the guards need 2.5; a guard that is still there after this is killed, and its rank with it
 TAIL_LINES = 5  # of a failed rank that said nothing new, show these again
 REPORT_LINES, HELD_LINES = 60, 200
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-# When a rank ends, its connections close. The other ranks then fail too, with one of these messages from gloo, the
-# system or common/workers/process_group.py. They are not the cause.
-CONSEQUENCE = re.compile(
-    r"closed by peer|reset by peer|broken pipe|connection refused|socket closed"
-    rf"|lost contact with|{COMPARING}|{HEADER}|: stopped: |stopped because rank|{RANK_0_LEFT}|{RANK_0_SAYS}",
-    re.IGNORECASE,
-)
-ANNOUNCES_AN_END = re.compile(rf"Traceback|[Ee]rror|{COMPARING}|{HEADER}")
 
 
 @dataclass(frozen=True)
@@ -70,7 +62,7 @@ class Rank:
 
         After an error, a rank still has to shut down torch, which can take seconds on a busy machine.
         """
-        patience = 10.0 if any(ANNOUNCES_AN_END.search(line) for line in self.held) else 0.7
+        patience = 10.0 if any("Traceback" in line or "rror" in line for line in self.held) else 0.7
         return time.monotonic() < self.last_held_at + patience and len(self.held) < HELD_LINES
 
 
@@ -110,6 +102,7 @@ class Supervisor:
         self.ranks: list[Rank] = []
         self.failed: list[Rank] = []  # in the order in which they failed
         self.first_failure_at = 0.0
+        self.report: Report | None = None  # of the ranks together, where they found out why nobody can continue
         self.selector = selectors.DefaultSelector()
         self.lifeline = lifeline
         if lifeline is not None:
@@ -165,8 +158,7 @@ class Supervisor:
         return [rank for rank in self.ranks if rank.code is None]
 
     def _settled(self) -> bool:
-        compares = any(COMPARING in line for rank in self._running() for line in rank.held)
-        patience = COMPARE_SECONDS if compares else SETTLE_SECONDS
+        patience = REPORTED_SECONDS if self.report else SETTLE_SECONDS
         return bool(self.failed) and time.monotonic() > self.first_failure_at + patience
 
     def _read(self, timeout: float) -> None:
@@ -204,6 +196,8 @@ class Supervisor:
         elif from_out:
             self.screen.show(f"[{rank.number}] {line.text}")
             rank.tail.append(line.text)
+        elif line.text.startswith(REPORT_MARK):
+            self.report = self.report or Report(**json.loads(line.text.removeprefix(REPORT_MARK)))
         elif line.text:  # tqdm moves its bars with empty lines
             rank.last_held_at = time.monotonic()
             rank.held.append(line.text)
@@ -236,21 +230,16 @@ class Supervisor:
         return True
 
     def _report_failure(self) -> Rank:
-        """Of the ranks that failed within a moment, name the cause.
-
-        It is the first whose error is not just a lost connection to another rank.
-        """
-        causes = [rank for rank in self.failed if not CONSEQUENCE.search("\n".join([*rank.held, *rank.tail]))]
-        cause = (causes or self.failed)[0]
-        tables = [(rank, rank.held[rank.held.index(HEADER) :]) for rank in self.ranks if HEADER in rank.held]
-        if causes or not tables:
+        """Of the ranks that failed within a moment, name the cause: the first that did not end because of another."""
+        cause = next((rank for rank in self.failed if rank.code != STOPPED_BY_ANOTHER), self.failed[0])
+        if cause.code != STOPPED_BY_ANOTHER or not self.report:
             last = (cause.held or list(cause.tail))[-REPORT_LINES:]
             self.screen.say(f"{cause} failed first: {meaning(cause.code or 0)}" + (". Its last lines:" if last else ""))
             self._show_lines(cause, last)
-        for rank, lines in tables[:1]:  # what the ranks have found out together explains all of them
-            self._show_lines(rank, lines)
+        if self.report:  # what the ranks have found out together explains all of them
+            self.screen.say("\n".join(self.report.lines()))
         for rank in self.failed:
-            if rank is not cause and not tables:
+            if rank is not cause and rank.code != STOPPED_BY_ANOTHER:
                 # Of the others one line is enough, and none where it is the same mistake.
                 reason = f": {rank.held[-1]}" if rank.held and rank.held[-1:] != cause.held[-1:] else ""
                 self.screen.say(f"afterwards {rank} failed: {meaning(rank.code or 0)}{reason}")

@@ -11,11 +11,11 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TypeVar
 
-from common.config import BeyondConfig, GlueConfig, Gpt2Config, Grid, RunConfig, TrafficConfig
+from common.config import BeyondConfig, GlueConfig, Gpt2Config, Grid, Place, RunConfig, TrafficConfig
 from common.errors import InputError
 from common.flags import Parser, add_memory_limit, check_at_least, link_rate, or_default, true_or_false, whole_number
 from common.paths import ROOT
-from common.workers.place import COURSE_PORT, PORT, Place, place_starter, place_worker
+from common.workers.place import COURSE_PORT, PORT, place_starter, place_worker
 from common.workers.rows import STOPPED_FILE
 
 TIMELINE_STEPS = 3  # if --timeline names no number
@@ -247,7 +247,7 @@ def add_common_flags(parser: argparse.ArgumentParser, world_size: int = 1, port:
     add("--local_rank", type=int, default=-1, help="rank of this worker among all workers: 0 to world_size-1")
     add("--backend", choices=("gloo", "nccl"), help="communication library (default: nccl on GPUs, gloo on CPUs)")
     add("--join_seconds", type=float, default=120.0, help="seconds to wait for the other workers to join")
-    add("--hang_seconds", type=float, default=120.0, help="abort if no step completes within this many seconds")
+    add("--hang_seconds", type=float, default=20.0, help="stop if no worker makes progress for this many seconds")
 
 
 def _add_profile(parser: argparse.ArgumentParser, task: str) -> None:

@@ -5,8 +5,21 @@ from pathlib import Path
 
 
 @dataclass(frozen=True)
-class RunConfig:
-    """The flags of every task script. `rank` is what the command line calls --local_rank."""
+class Place:
+    """Where a worker is among the others, and how it reaches them. `rank` is what the flags call --local_rank."""
+
+    rank: int
+    rank_on_node: int  # index among the workers of this machine; chooses the GPU
+    world_size: int
+    master_ip: str
+    master_port: int
+    backend: str
+    no_cuda: bool  # on request, or because the machine has fewer GPUs than workers
+
+
+@dataclass(frozen=True)
+class RunConfig(Place):
+    """The flags of every task script."""
 
     task: str  # the folder of the script, for instance "task1_single"
     output_dir: Path
@@ -22,16 +35,9 @@ class RunConfig:
     max_steps: int  # 0: no limit besides the epochs
     dropout: float | None  # None: the model's own
     seed: int
-    no_cuda: bool
     profile: bool
     timeline: int  # number of steps that --timeline shows; 0 without it
     check_gradients: bool  # compare the first step's gradients with one worker's
-    master_ip: str
-    master_port: int
-    world_size: int
-    rank: int
-    rank_on_node: int  # index among the workers of this machine; chooses the GPU
-    backend: str
     join_seconds: float
     hang_seconds: float
 

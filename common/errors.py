@@ -8,9 +8,19 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 
+STOPPED_BY_ANOTHER = 3  # exit code of a worker that ends because of another one, or because nobody continues
+
 
 class InputError(ValueError):
     """The user's input is wrong. The message says what was expected, what we got and what to do next."""
+
+    exit_code = 2
+
+
+class OtherRankError(InputError):
+    """This worker cannot join because of another one, which says why: the launcher looks for the cause there."""
+
+    exit_code = STOPPED_BY_ANOTHER
 
 
 @contextlib.contextmanager
@@ -27,8 +37,8 @@ def reading(path: str | os.PathLike[str], advice: str = "check the path") -> Ite
 def exit_on_input_error(main: Callable[..., None], *arguments: object) -> None:
     """Run `main`; a mistake in the user's input, or an unsolved region, becomes one line on stderr and an exit code.
 
-    The code is 2 for the user's input (an InputError, or an OSError on a path of the command line), and 1 for an
-    unsolved region. Every other error is shown with its traceback.
+    The code is 2 for the user's input (an InputError, or an OSError on a path of the command line), 3 if another worker
+    is the reason, and 1 for an unsolved region. Every other error is shown with its traceback.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):  # a name that this terminal cannot show is no reason to end
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -48,7 +58,7 @@ def exit_on_input_error(main: Callable[..., None], *arguments: object) -> None:
         sys.exit(1)
     except InputError as error:
         print("error:", " ".join(str(error).split()), file=sys.stderr)
-        sys.exit(2)
+        sys.exit(error.exit_code)
     except OSError as error:
         named = [path for path in (error.filename2, error.filename) if _is_on_command_line(path)]
         if not named:

@@ -1,5 +1,6 @@
 """One style for all plots: readable in print, in grey and for colour-blind readers, with units on the axes."""
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,13 +14,19 @@ COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F
 HATCHES = ("", "//", "..", "xx", "\\\\", "++", "oo", "--")  # and without any colour
 
 
+def draw_into_files() -> None:
+    """Choose the backend that writes files; call this before the first import of matplotlib.
+
+    There may be no screen, and a backend that a notebook names in MPLBACKEND makes that import fail elsewhere.
+    """
+    os.environ["MPLBACKEND"] = "agg"
+
+
 @contextmanager
 def figure(path: str | Path, width: float = 6.0, height: float = 3.6) -> "Iterator[Axes]":
     """Yield axes to draw on, and save the figure to `path` at the end. Sizes are in inches."""
-    import matplotlib  # here: it takes half a second to load, and many commands end without a figure
-
-    matplotlib.use("Agg")  # files, not windows: there may be no screen
-    import matplotlib.pyplot as plt
+    draw_into_files()
+    import matplotlib.pyplot as plt  # here: it takes half a second to load, and many commands end without a figure
 
     with plt.rc_context({"font.size": 10, "axes.spines.top": False, "axes.spines.right": False}):
         fig, axes = plt.subplots(figsize=(width, height), layout="constrained")

@@ -35,7 +35,7 @@ from common.step_profiler import StepProfiler, parameter_table
 from common.workers.process_group import Worker
 from common.workers.processor import ProcessorMeter, disturbance, other_programs
 from common.workers.rows import STOPPED_FILE
-from common.workers.run_files import set_aside, settle
+from common.workers.run_files import set_aside
 
 TINY_BERT = (
     "tiny is not pretrained: random weights, one attention head built by hand; the position of a word alone is enough "
@@ -108,7 +108,7 @@ class Record:
             for batch in batches:
                 self._phases = {}
                 self._end_phase("data", begin)
-                self.collectives.begin_iteration()
+                self.worker.pulse.begin_iteration()
                 yield batch
                 self._synchronize()
                 end = time.perf_counter()
@@ -153,10 +153,7 @@ class Record:
         return sum(seconds) / len(seconds) if seconds else None
 
     def write(self) -> None:
-        """Write loss_{r}.txt and rank{r}.json; rank 0 prints the summary.
-
-        When all ranks have written their record, the run is complete, and the earlier one in its folder can go.
-        """
+        """Write loss_{r}.txt and rank{r}.json; rank 0 prints the summary."""
         rank, folder = self.worker.rank, self.config.output_dir
         if self._profiler:
             self._profiler.close()
@@ -170,7 +167,6 @@ class Record:
             self._print_summary()
         if self._timeline:
             self._timeline.write(folder)
-        settle(folder, rank, self.worker.world_size)
 
     def as_dict(self) -> dict:
         """Return the record as task 1's README describes it, in seconds and bytes."""

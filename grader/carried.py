@@ -5,7 +5,8 @@ def test_the_copies_in_the_later_script_work(copies):
     copies(check_script)
 
 Such a test never fails: copies that do not work give a warning. With `carried = "points"` in course.toml, a region of
-that script counts only when its copies work; with "warning", the default, no point depends on it.
+that script counts only when its copies work; with "warning", the default, no point depends on it. Copies that equal
+the original lines are not run: what is wrong with them is said of the original.
 """
 
 from collections.abc import Callable
@@ -56,12 +57,14 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 
 def warning(course: Course, tree: Path, script: str, check: Callable[[], None]) -> str:
-    """Say what is wrong with the copies in a script; "" if they work, or if their home files are not solved yet."""
+    """Say what is wrong with the copies in a script; "" if they work, equal the original lines, or if their home files
+    are not solved yet."""
     copies = [(block, home) for block in blocks_of(tree, script) if (home := _home(course, tree, script, block))]
-    if not copies or not all(home.attempted for _, home in copies):
+    different = [(block, home) for block, home in copies if block.body.strip("\n") != home.body.strip("\n")]
+    if not different or not all(home.attempted for _, home in copies):
         return ""
-    files = {block.id: course.regions[block.id].file for block, _ in copies}
-    for block, home in copies:
+    files = {block.id: course.regions[block.id].file for block, _ in different}
+    for block, home in different:
         if not block.attempted:
             return (
                 f"{script}:{block.line}: region {block.id} is not written here, but it is in {files[block.id]}:"
@@ -73,10 +76,6 @@ def warning(course: Course, tree: Path, script: str, check: Callable[[], None]) 
         if verdict.status in ("not attempted", "skipped"):
             return ""
         cause = str(verdict).split("\n")[0].split(" (inputs drawn")[0]
-        different = [(block, home) for block, home in copies if block.body.strip("\n") != home.body.strip("\n")]
-        if not different:
-            own = ", ".join(id for id, row in course.regions.items() if row.file == script)
-            return f"{script}: {cause}; your copies of earlier regions equal the original lines: look at {own} first"
         places = ", ".join(
             f"{block.id} (line {block.line}; {files[block.id]}:{home.line})" for block, home in different
         )

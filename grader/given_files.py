@@ -23,8 +23,8 @@ def is_given(tree: Path, file: str) -> bool:
 
 
 def given_common(tree: Path, course: Course) -> Fields | None:
-    """Return what the zygote needs to import common/ once for all ranks of a tree; None if a file is missing or
-    changed, so that each rank imports it. The zygote executes the course's copies and never the tree's."""
+    """Return the tree, and a digest of its common/ that tells this state from a later one; None if a file is missing or
+    changed, so that each rank imports it."""
     paths = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "common").rglob("*.py"))
     files = [file for file in paths if not course.may_student_change(file)]
     try:
@@ -33,4 +33,4 @@ def given_common(tree: Path, course: Course) -> Fields | None:
         contents = b"\0".join((tree / file).read_bytes() for file in files)
     except OSError:
         return None
-    return {"tree": str(tree.resolve()), "files": files, "digest": sha256(contents).hexdigest()}
+    return {"tree": str(tree.resolve()), "digest": sha256(contents).hexdigest()}

@@ -12,22 +12,11 @@ from typing import Any, NoReturn
 import numpy as np
 
 from course.todo import Block
-from grader import imports
+from grader import imports, verdicts
 from grader.ranks.outcome import Result
 from grader.session import DEADLINE, Session, blocks_of, region_at
-from grader.verdicts import (
-    Crashed,
-    NotAttempted,
-    Verdict,
-    Wrong,
-    builds_on,
-    not_attempted,
-    part_unwritten,
-    placeholder_left,
-    verdict_of,
-)
+from grader.verdicts import Crashed, NotAttempted, Verdict, Wrong
 
-LOAD_DEADLINE = 10.0
 PLACE = "REGION --rank RANK"  # in a rank's message about debuggers: a rank does not know its region
 
 
@@ -51,13 +40,13 @@ class Grade:
         """Raise NotAttempted if no part of the region is written: the handout's placeholder is all there is."""
         parts = self.parts()
         if parts and not any(block.attempted for block in parts):
-            raise not_attempted(self.region)
+            raise verdicts.not_attempted(self.region)
 
     def check_written(self, *files: str) -> None:
         """Raise Skipped if a region of these files is not written, before a run that would take long to reach it."""
         for block in (block for file in files for block in blocks_of(self.session.tree, file)):
             if not block.attempted and block.id != self.region:
-                raise builds_on(block.id)
+                raise verdicts.builds_on(block.id)
 
     def parts(self) -> list[Block]:
         """Return the parts of this region in its home file."""
@@ -67,19 +56,12 @@ class Grade:
         """Run a function on the student's file; how it ended is in the result. The same run is made only once.
 
         `arguments` say which function, see in_rank.py. With `payloads` the result keeps what each rank passed to its
-        collectives. Raises the verdict at once if the file does not even load.
+        collectives.
         """
-        arguments = {"file": self.file} | arguments
-        self.must_load(str(arguments["file"]))
+        arguments = {"file": self.file, "preload": ()} | arguments
+        arguments["preload"] = [*arguments["preload"], *self.session.libraries_of(arguments["file"])]
         self.last = self.session.run(world_size, arguments, deadline, payloads)
         return self.last
-
-    def must_load(self, file: str) -> None:
-        """Raise the verdict if a file does not even load: then nothing in it earns points."""
-        arguments = {"file": file, "preload": imports.libraries(self.session.tree, file, self.session.course)}
-        self.last = self.session.run(1, arguments, LOAD_DEADLINE)
-        if verdict := self.verdict(self.last):
-            raise type(verdict)(f"{file} cannot be loaded: {verdict}")
 
     def must_return(self, result: Result) -> None:
         if verdict := self.verdict(result):
@@ -87,14 +69,14 @@ class Grade:
 
     def verdict(self, result: Result) -> Verdict | None:
         """Say why a run did not return, None if it did; a crash in the lines of another region says which."""
-        verdict = verdict_of(result, self.region, self.crashes)
+        verdict = verdicts.verdict_of(result, self.region, self.crashes)
         parts = self.parts()
         if isinstance(verdict, NotAttempted) and any(block.attempted for block in parts):
             unwritten = [block.line for block in parts if not block.attempted]
             return (
-                part_unwritten(self.region, self.file, unwritten, len(parts))
+                verdicts.part_unwritten(self.region, self.file, unwritten, len(parts))
                 if unwritten
-                else placeholder_left(self.region, self.file)
+                else verdicts.placeholder_left(self.region, self.file)
             )
         if isinstance(verdict, Crashed) and (other := self.crashed_in(result)) not in ("", self.region):
             where = f"this line belongs to region {other}: if its tests pass, look at what your lines give to it"
@@ -117,10 +99,6 @@ class Grade:
     def fail(self, message: str) -> NoReturn:
         raise Wrong(self.with_seed(message))
 
-    def not_checked(self, what: str) -> None:
-        """Say beside the results that this machine cannot check something; the test judges the rest."""
-        self.session.not_checked.append(f"not checked: {what}")
-
     def with_seed(self, message: str) -> str:
         return f"{message} (inputs drawn with seed {self.seed}; use --seed {self.seed} to repeat them)"
 
@@ -129,4 +107,3 @@ class Grade:
         for file in files:
             if complaint := imports.complaint(self.session.tree, file, self.session.course):
                 raise Wrong(complaint)
-            self.must_load(file)

@@ -18,15 +18,8 @@ WAITS = re.compile(r"depends on region (\S+), which does not pass yet\. Observed
 PRINTED, ALL_PRINTED, LINE = 8, 200, 160  # lines of what a rank printed: usually, with --prints all; characters of one
 Printed = Mapping[str, Mapping[int, str]]  # test -> rank -> text
 SHORT = 200  # characters of a message that is not the first of its region
-RANKING = (
-    "wrong",
-    "crashed",
-    "deadlocked",
-    "timed out",
-    "skipped",
-    "not graded here",
-    "not attempted",
-)  # the most telling first
+# The most telling first.
+RANKING = ("wrong", "crashed", "deadlocked", "timed out", "skipped", "not graded here", "not attempted")
 CAUSE = re.compile(
     r"\?|: (add|all|append|average|build|call|check|convert|create|did|divide|do|does|each|every|fine-tune|give|is|are|"
     r"keep|leave|let|limit|make|only|pass|put|record|remove|return|seed|send|set|shuffle|start|store|"

@@ -29,7 +29,6 @@ from grader import messages, ranks, report, tampering
 from grader.grading import Grade, Session
 from grader.ranks.running import STARTER
 from grader.report import Entry
-from grader.selection import narrow
 from grader.verdicts import NotGradedHere, Skipped, Verdict
 from grader.weights import Weights
 
@@ -81,7 +80,6 @@ def pytest_configure(config: pytest.Config) -> None:
     path = config.getoption("--report") or os.environ.get("COS598D_REPORT") or ""
     config.stash[WRITTEN] = report.Report(path, course.bonus_tasks)
     config.stash[WEIGHTS] = Weights(config.rootpath, course)
-    narrow(config, course)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -135,6 +133,14 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         ranks.start()
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Open only the files with tests of --region: to import all of them takes longer than many a region."""
+    row = config.stash[SESSION].course.regions.get(config.getoption("--region"))
+    if row and collection_path.suffix == ".py" and collection_path.is_relative_to(ROOT):
+        return collection_path.relative_to(ROOT).as_posix() not in row.tests or None
+    return None
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
     """Mark a test with the markers of its region's row in course.toml, by which -m and -k select."""
     course = item.config.stash[SESSION].course
@@ -177,7 +183,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         ranks.start()
         graded = session.config.stash[SESSION]
         files = changeable(graded.tree, graded.course)
-        session.config.stash[WRITTEN].flag(tampering.look_at(graded.tree, files, ROOT))
+        session.config.stash[WRITTEN].flags = tampering.look_at(graded.tree, files, ROOT)[: report.MAX_FLAGS]
 
 
 def _leave_out_pytests_list(config: pytest.Config) -> None:
@@ -228,8 +234,6 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> Any:
         result.longrepr = _judge(item, region, call) or result.longrepr
         grade = item.funcargs.get("grade") if isinstance(item, pytest.Function) else None
         ran = grade.last if isinstance(grade, Grade) else None
-        item.config.stash[WRITTEN].flag(item.config.stash[SESSION].take_flags(), item.nodeid)
-        item.config.stash[WRITTEN].warn(*item.config.stash[SESSION].not_checked)
         item.config.stash[WRITTEN].add(item.config.stash[ENTRIES][item.nodeid], ran)
         if item.config.stash[ENTRIES][item.nodeid].status in (Skipped.status, NotGradedHere.status):
             result.outcome, result.longrepr = "skipped", (str(item.path), item.location[1] or 0, str(result.longrepr))
@@ -319,14 +323,8 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 def grade_here(tree: Path, plugin: object, *words: str) -> int:
     """Run graders in this process without a word; `plugin` takes the verdicts. Return pytest's exit code."""
-    silent = [
-        "-p",
-        "no:terminal",
-        "-p",
-        "no:cacheprovider",
-        "-W",
-        "ignore:Module already imported:pytest.PytestWarning",
-    ]
+    silent = ["-p", "no:terminal", "-p", "no:cacheprovider"]
+    silent += ["-W", "ignore:Module already imported:pytest.PytestWarning"]
     course = [f"--rootdir={ROOT}", "-c", str(ROOT / "pyproject.toml"), str(ROOT / "tests"), f"--tree={tree}"]
     return pytest.main([*silent, *course, *words], [plugin])
 

@@ -54,18 +54,13 @@ class Report:
         self.entries: dict[str, Entry] = {}
         self.output: dict[str, list[dict]] = {}
         self.printed: dict[str, dict[int, str]] = {}  # test that did not pass -> rank -> the beginning of its stdout
-        self.flags: dict[Flag, str] = {}  # what to look at by hand -> the test whose run showed it, "" for a file
+        self.flags: list[Flag] = []  # what to look at by hand
         self.warnings: list[str] = []
 
     def expect(self, entries: Iterable[Entry]) -> None:
         """Take the tests that are to come."""
         self.entries = {entry.id: entry for entry in entries}
         self._write()
-
-    def flag(self, flags: Iterable[Flag], test: str = "") -> None:
-        for flag in flags:
-            if len(self.flags) < MAX_FLAGS:
-                self.flags.setdefault(flag, test)
 
     def add(self, entry: Entry, run: Result | None) -> None:
         """Take a test that has run, and the last run of ranks it looked at."""
@@ -85,7 +80,7 @@ class Report:
     def _write(self) -> None:
         if self.path and (self.entries or self.warnings):
             with atomic_write(self.path) as file:
-                flags = [flag._asdict() | {"test": test} for flag, test in self.flags.items()]
+                flags = [flag._asdict() for flag in self.flags]
                 more = {"output": self.output, "flags": flags, "warnings": self.warnings}
                 content = as_dict(self.entries.values(), self.bonus_tasks) | more
                 json.dump(content, file, indent=1)  # ASCII: what a student prints need not be valid UTF-8

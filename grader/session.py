@@ -12,11 +12,9 @@ import numpy as np
 
 from course.table import Course
 from course.todo import Block, find_blocks
-from grader import ranks
+from grader import imports, ranks
 from grader.given_files import given_common
-from grader.ranks.one_run import REFEREE
 from grader.ranks.outcome import Result
-from grader.tampering import Flag
 from grader.wire.values import Fields
 
 DEADLINE = 15.0  # seconds for one run, which takes well under one; more under a slow autograder
@@ -35,17 +33,21 @@ class Session:
         self.runs: dict[str, Result] = {}
         self.region = ""  # of the test that runs now
         self.timeouts: Counter[str] = Counter()  # runs that met their deadline, by region
-        self.flags: list[Flag] = []  # of runs since somebody last took them
-        self.not_checked: list[str] = []  # what this machine cannot check
+        self._libraries: dict[str, list[str]] = {}  # by file
 
     @cached_property
     def given(self) -> Fields | None:
         return given_common(self.tree, self.course)
 
+    def libraries_of(self, file: str) -> list[str]:
+        """Return what the process that forks ranks loads once for all that load this file, see imports.py."""
+        if file not in self._libraries:
+            self._libraries[file] = imports.libraries(self.tree, file, self.course)
+        return self._libraries[file]
+
     def run(self, world_size: int, arguments: dict, deadline: float = DEADLINE, payloads: bool = False) -> Result:
         """Return the result of a run; make it only if it was not made before."""
-        sent = {name: value for name, value in arguments.items() if name != REFEREE}
-        key = fingerprint([world_size, payloads, sent])
+        key = fingerprint([world_size, payloads, arguments])
         if key not in self.runs:
             result = ranks.run(
                 world_size,
@@ -63,7 +65,6 @@ class Session:
         self.runs[key] = result
         while len(self.runs) > 1 and sum(run.size for run in self.runs.values()) > MAX_KEPT:
             self.runs.pop(next(iter(self.runs)))
-        self.flags += [flag for rank in result.ranks for flag in rank.flags]
         if result.took_too_long:
             self.timeouts.update({self.region, *(region_at(self.tree, rank.where) for rank in result.ranks)} - {""})
 
@@ -72,10 +73,6 @@ class Session:
         built_on = {self.region, *self.course.all_needs(self.region)} if self.region else set()
         before = max((self.timeouts[region] for region in built_on), default=0)
         return min(deadline, AFTER_TIMEOUTS[min(before, len(AFTER_TIMEOUTS)) - 1]) if before else deadline
-
-    def take_flags(self) -> list[Flag]:
-        flags, self.flags = self.flags, []
-        return flags
 
 
 def blocks_of(tree: Path, file: str) -> list[Block]:

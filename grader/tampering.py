@@ -6,6 +6,7 @@ A flag takes no points and proves nothing: a word is easily hidden. It says whic
 """
 
 import ast
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +15,7 @@ from typing import NamedTuple
 WORDS = frozenset({
     # the graders, and what starts or imports code by hand
     "grader", "staff", "importlib", "runpy", "pkgutil", "imp", "marshal", "subprocess", "pty", "__import__",
-    "meta_path", "path_hooks", "__loader__", "__spec__", "get_data",
+    "sys.modules", "meta_path", "path_hooks", "__loader__", "__spec__", "get_data",
     # memory and the interpreter
     "ctypes", "_ctypes", "cffi", "mmap", "gc", "dis", "inspect", "faulthandler", "posix", "_signal",
     "currentframe", "_getframe", "_current_frames", "walk_stack", "walk_tb", "settrace", "setprofile", "addaudithook",
@@ -31,11 +32,9 @@ WORDS = frozenset({
     "base64", "zlib", "codecs", "fromhex", "unhexlify",
 })  # fmt: skip
 BUILTINS = frozenset({"exec", "eval", "compile", "globals", "breakpoint"})  # models have a method eval
-OF_MODULES = frozenset({"sys", "os", "importlib", "inspect", "gc", "builtins"})  # taken from another module: typing.sys
-LIBRARIES = frozenset({"torch", "numpy", "transformers", "common", "queue", "threading", "multiprocessing", "time"})
-SETTINGS = ("torch.backends", "torch._dynamo.config")  # ordinary code sets these
+LIBRARIES = ("torch.", "dist.", "numpy.", "np.", "transformers.", "common.", "queue.", "threading.", "time.")
+SETTINGS = ("torch.backends.", "torch._dynamo.config.")  # ordinary code sets these
 COMPILED = {".so", ".pyc", ".pyd", ".dll", ".dylib", ".pth"}
-MOST_LINES = 5  # lines named in one flag
 
 
 class Flag(NamedTuple):
@@ -60,7 +59,7 @@ def _same(tree: Path, other: Path | None, file: str) -> bool:
 
 
 def _look_at_file(tree: Path, file: str) -> list[Flag]:
-    """Return one flag for each suspicious word of a file, with the lines where it is."""
+    """Return one flag for each suspicious word of a file, with the first line where it is."""
     if Path(file).suffix in COMPILED:
         return [] if "__pycache__" in Path(file).parts else [Flag(file, 0, "is compiled code")]
     if not file.endswith(".py"):
@@ -72,22 +71,12 @@ def _look_at_file(tree: Path, file: str) -> list[Flag]:
     lines: dict[str, set[int]] = {}
     for line, what in _suspects(module):
         lines.setdefault(what, set()).add(line)
-    return [Flag(file, min(places), what + _others(sorted(places)[1:])) for what, places in sorted(lines.items())]
-
-
-def _others(lines: list[int]) -> str:
-    if not lines:
-        return ""
-    more = f" and {len(lines) - MOST_LINES} more" if len(lines) > MOST_LINES else ""
-    return f" (also line{'s' if len(lines) > 1 else ''} {', '.join(map(str, lines[:MOST_LINES]))}{more})"
+    more = {what: f", in {len(places)} lines" if len(places) > 1 else "" for what, places in lines.items()}
+    return [Flag(file, min(places), what + more[what]) for what, places in sorted(lines.items())]
 
 
 def _suspects(module: ast.Module) -> Iterator[tuple[int, str]]:
     """Yield (line, what) for every suspicious word of a file; a docstring may name what it likes."""
-    imported = {
-        alias.asname or alias.name.partition(".")[0]
-        for node in ast.walk(module) if isinstance(node, ast.Import | ast.ImportFrom) for alias in node.names
-    }  # fmt: skip
     docstrings = {id(node.value) for node in ast.walk(module) if isinstance(node, ast.Expr)}
     for node in ast.walk(module):
         line, names = getattr(node, "lineno", 0), list[str]()
@@ -101,25 +90,11 @@ def _suspects(module: ast.Module) -> Iterator[tuple[int, str]]:
                 if node.id in BUILTINS:
                     yield line, f"calls {node.id}"
             case ast.Attribute():
-                names = [node.attr]
-                if (node.attr in OF_MODULES and _root(node.value) in imported) or ast.unparse(node) == "sys.modules":
-                    yield line, f"takes {node.attr} from a module"
+                names = [node.attr, ast.unparse(node)]
             case ast.Constant(value=str(text)) if id(node) not in docstrings:
-                names = "".join(c if c.isalnum() or c == "_" else " " for c in text).split()
-            case ast.Call(func=ast.Name(id="getattr" | "setattr" | "delattr" as called)) if len(node.args) > 1:
-                is_computed = not isinstance(node.args[1], ast.Constant | ast.JoinedStr)
-                if is_computed and _root(node.args[0]) in imported - {"torch"}:
-                    yield line, f"{called} with a computed name"
+                names = re.findall(r"\w+", text)
             case ast.Assign():
-                for target in node.targets:
-                    path = ast.unparse(target) if isinstance(target, ast.Attribute) else ""
-                    if _root(target) in LIBRARIES & imported and path and not path.startswith(SETTINGS):
-                        yield line, f"replaces {path}"
+                for target in map(ast.unparse, node.targets):
+                    if target.startswith(LIBRARIES) and not target.startswith(SETTINGS):
+                        yield line, f"replaces {target}"
         yield from ((line, f"names {word}") for word in WORDS.intersection(names))
-
-
-def _root(node: ast.AST) -> str:
-    """Return the first name of `torch.nn.Module`; "" for what is no dotted name."""
-    while isinstance(node, ast.Attribute):
-        node = node.value
-    return node.id if isinstance(node, ast.Name) else ""

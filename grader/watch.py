@@ -20,12 +20,12 @@ import signal
 import sys
 import termios
 import textwrap
+import time
 import tty
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from watchfiles import watch as file_changes
 
 from common.errors import InputError, exit_on_input_error
 from common.paths import ROOT, cache_dir
@@ -39,7 +39,8 @@ from grader.report import Entry
 
 KEYS = "h: next hint   a: whole task   q: quit"
 CLEAR = "\x1b[2J\x1b[H"  # the screen, not what one can scroll back to
-LOOK = 200  # milliseconds between two looks at the keyboard
+LOOK = 0.2  # seconds between two looks at the keyboard and the files
+SAVING = 0.05  # seconds after which a file that is being saved has changed again
 
 
 class OneGrading:
@@ -75,14 +76,25 @@ class Watch:
         self.graded = written(course, tree)
         self.stamps = self.stamps_now()
 
-    def stamps_now(self) -> dict[str, tuple[int, int]]:
-        """Return file with regions -> its time and size: only these show a save just before the watching begins."""
+    def stamps_now(self) -> dict[Path, tuple[int, int]]:
+        """Return the time and the size of every Python file in the folders of the course's regions."""
         stamps = {}
-        for file in dict.fromkeys(row.file for row in self.course.regions.values()):
-            with contextlib.suppress(OSError):  # an editor may take it away for a moment
-                stat = (self.tree / file).stat()
-                stamps[file] = (stat.st_mtime_ns, stat.st_size)
+        for folder in {self.tree / row.file.partition("/")[0] for row in self.course.regions.values()}:
+            for file in folder.rglob("*.py"):
+                with contextlib.suppress(OSError):  # an editor may take it away for a moment
+                    stat = file.stat()
+                    stamps[file] = (stat.st_mtime_ns, stat.st_size)
         return stamps
+
+    def look(self) -> None:
+        """Grade if a file was saved since the last look; an editor may take some moments to save it."""
+        if self.stamps == (now := self.stamps_now()):
+            return
+        while self.stamps != now:
+            self.stamps = now
+            time.sleep(SAVING)
+            now = self.stamps_now()
+        self.saved()
 
     def grade(self, *selection: str) -> OneGrading:
         """Run graders in this process; return their verdicts."""
@@ -167,22 +179,13 @@ class Watch:
 
     def run(self, task: str = "") -> None:
         """Watch until q, Ctrl-C or the end of the terminal. task: the one to begin with."""
-        folders = sorted({self.tree / row.file.partition("/")[0] for row in self.course.regions.values()})
-        there = [folder for folder in folders if folder.is_dir()]
         with keys() as pressed:
             self.begin(task)
             if not sys.stdin.isatty():
                 print("watching; press Ctrl-C to stop", flush=True)
-            for changes in file_changes(*there, debounce=50, step=20, rust_timeout=LOOK, yield_on_timeout=True):
-                stamps = self.stamps_now()
-                others = any(Path(file).suffix == ".py" for _, file in changes)  # what regions import, for instance
-                if others or stamps != self.stamps:
-                    self.stamps = stamps
-                    self.saved()
-                while key := pressed():
-                    if key == "q":
-                        return
-                    self.press(key)
+            while (key := pressed()) != "q":
+                self.press(key)
+                self.look()
 
 
 def fit(lines: Sequence[str]) -> list[str]:
@@ -208,15 +211,21 @@ def show(lines: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def keys() -> Iterator[Callable[[], str]]:
-    """Give a function that returns the next key that was pressed, or "". Afterwards the terminal is as before."""
-    if not sys.stdin.isatty():
-        yield lambda: ""
-        return
+    """Give a function that waits a moment and returns the key that was pressed, or "". Afterwards the terminal is as
+    before."""
     fd = sys.stdin.fileno()
+    readable = [fd] if os.isatty(fd) else []
+
+    def pressed() -> str:
+        return os.read(fd, 1).decode(errors="replace") if select.select(readable, [], [], LOOK)[0] else ""
+
+    if not readable:
+        yield pressed
+        return
     before = termios.tcgetattr(fd)
     try:
         tty.setcbreak(fd)
-        yield lambda: os.read(fd, 1).decode(errors="replace") if select.select([fd], [], [], 0)[0] else ""
+        yield pressed
     finally:
         termios.tcsetattr(fd, termios.TCSADRAIN, before)
 

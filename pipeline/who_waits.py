@@ -5,9 +5,10 @@ Everything is read from the threads' frames and from their queues when a run has
 
 import time
 from dataclasses import dataclass, replace
+from threading import Thread
 
-from common.workers.pulse import Thread, frames_of, name_in_stack, place, which_compute
-from common.workers.rows import COMPUTES, IDLE, WAITS, Row
+from common.workers.frames import frame_of, frames_of, name_in_stack, place
+from common.workers.rows import Row, State
 from pipeline.backward import Run
 from pipeline.worker import OutQueue, awaited_queue, running_workers, waits_for_task
 
@@ -19,9 +20,8 @@ class Doing:
     """What one worker does."""
 
     name: str  # partition 0 (cpu:0)
-    state: str  # waits, computes or is idle
     place: str  # folder/file:line; "" while it waits for a task
-    for_gradient: bool  # in the backward pass, from the worker of a later partition
+    for_gradient: bool  # it waits for one, in the backward pass, from the worker of a later partition
     results: int  # in its out-queue: nobody has taken them
     is_awaited: bool  # the main thread waits for its next result
 
@@ -31,15 +31,12 @@ class Doing:
 
     @property
     def is_at_work(self) -> bool:
-        return self.state != WAITS
+        return bool(self.place) and not self.for_gradient
 
     def __str__(self) -> str:
+        what = f"is at {self.place}" if self.place else f"{State.WAITS} for a task"
         if self.for_gradient:
-            what = f"{WAITS} for the gradient of a later partition"
-        else:
-            what = (
-                f"{WAITS} for a task" if self.state == WAITS else f"{self.state} at {self.place or 'an unknown line'}"
-            )
+            what = f"{State.WAITS} for the gradient of a later partition"
         left = f"; {_count(self.results)} in its out-queue" if self.results else ""
         return f"{self.name}  {what}{left}"
 
@@ -47,7 +44,7 @@ class Doing:
 def explain(row: Row, main: Thread) -> Row:
     """Add to this rank's row what its workers do while `main`, the thread that calls the pipe, does not continue."""
     time.sleep(SETTLE_SECONDS)
-    frame = main.frame
+    frame = frame_of(main)
     queue = awaited_queue(frame)
     workers = _workers(queue)
     row = replace(row, threads=[str(worker) for worker in workers])
@@ -55,26 +52,21 @@ def explain(row: Row, main: Thread) -> Row:
         return row
     awaited = next((worker for worker in workers if worker.is_awaited), None)
     waits_for = f"for a result of {awaited.partition}" if awaited else "for a result of a worker that has ended"
-    where = place(frames_of(frame)[1:])  # [0] is the queue's own
+    where = place(list(frames_of(frame))[1:])  # [0] is the queue's own
     conclusion = _conclude(workers, f"the main thread waits {waits_for} at {where}")
-    return replace(row, state=WAITS, call=waits_for, collective="", place=where, conclusion=conclusion)
+    return replace(row, state=State.WAITS, call=waits_for, place=where, conclusion=conclusion)
 
 
 def _workers(queue: OutQueue | None) -> list[Doing]:
-    running = running_workers()
-    threads = {thread: Thread(thread.ident) for thread in running}
-    computing = dict(zip(threads, which_compute(threads.values()), strict=True))
     workers = []
-    for thread, (_, results) in running.items():
-        frame, out_queue = threads[thread].frame, results()
-        frames = frames_of(frame)
-        for_task, for_gradient = waits_for_task(frame), _waits_for_gradient(frames)
+    for thread, (_, results) in running_workers().items():
+        frame, out_queue = frame_of(thread), results()
+        frames = list(frames_of(frame))
         workers.append(
             Doing(
                 thread.name,
-                WAITS if for_task or for_gradient else COMPUTES if computing[thread] else IDLE,
-                "" if for_task else place(frames),
-                for_gradient,
+                "" if waits_for_task(frame) else place(frames) or "an unknown line",
+                _waits_for_gradient(frames),
                 out_queue.qsize() if out_queue is not None else 0,
                 is_awaited=queue is not None and out_queue is queue,
             )
@@ -96,9 +88,7 @@ def _conclude(workers: list[Doing], main: str) -> str:
         return main
     if any(worker.is_at_work or worker.for_gradient for worker in awaited):
         busy = [worker for worker in awaited if worker.is_at_work] or at_work
-        return f"{main}; " + (
-            ", ".join(f"{one.partition} {one.state} at {one.place}" for one in busy) or "no worker can"
-        )
+        return f"{main}; " + (", ".join(f"{one.partition} is at {one.place}" for one in busy) or "no worker can")
     others = "every worker waits for a task" if not at_work else f"{awaited[0].partition} waits for a task"
     left = [worker for worker in workers if worker.results]
     if left:

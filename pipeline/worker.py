@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from common.workers.pulse import runs, self_in
+from common.workers.frames import runs, self_in
 
 
 class Task:

@@ -2,11 +2,9 @@
 
     python -m staff.mistakes                   each mistake against the tests that must catch it
     python -m staff.mistakes --task 2a         those of one task
-    python -m staff.mistakes --cover           a minimal set that makes every test fail once: part of `make test`
-    python -m staff.mistakes --times 5         with five seeds for the inputs: a single one can catch by luck
-    python -m staff.mistakes --minutes 14      as many as fit, in a new order each time; says how many were left out
-    python -m staff.mistakes --again           what is not as it must be is graded once more, alone, and then counts
     python -m staff.mistakes --region 2b.1     the entries that change a region or must fail one of its tests
+    python -m staff.mistakes --draw 200        as many, drawn anew each time; what goes wrong is tried once more
+    python -m staff.mistakes --times 5         with five seeds for the inputs: a single one can catch by luck
     python -m staff.mistakes --bank FILE.toml  the entries of a file from elsewhere, each against all tests of its task
 
 The banks (staff/banks) say what a mistake is, which tests must fail and which words their messages must hold. Variants
@@ -28,43 +26,88 @@ from pathlib import Path
 from common.errors import InputError, exit_on_input_error
 from course.table import load_course
 from staff.proofs.bank import Entry, load_bank, load_file
-from staff.proofs.grading_pool import GradingPool, collect, worker_processes
+from staff.proofs.grading_pool import collect
 from staff.proofs.verdict import Call, Tests, Verdict, graders_of, judge_all
 
-WAITING = ("deadlock", "timed out", "waits", "wait for", "did not end", "never", "still runs", "seconds")
-PRICE_OF_WAITING = 10  # in test runs: such an entry is seen at a deadline
+
+def main(argv: Sequence[str] | None = None) -> None:
+    options = _options(argv)
+    tests, copies = collect()
+    entries = select(load_file(options.bank) if options.bank else load_bank(), tests, options)
+    seeds, tries = range(options.seed, options.seed + options.times), 2 if options.draw else 1
+    verdicts = []
+    for verdict in judge_all([Call(e, graders_of(e, tests, copies), seeds, tries) for e in entries], options.workers):
+        verdicts.append(verdict)
+        print(verdict.as_json() if options.bank else verdict, flush=True)
+    complaints = [verdict for verdict in verdicts if verdict.complaint]
+    if options.bank:
+        idle, figures = [], figures_of_file(verdicts) | {"seed": options.seed}
+    else:
+        idle, figures = uncaught(verdicts, tests, options), figures_of_bank(verdicts)
+        for verdict in complaints:  # once more at the end, where a long output is read first
+            print(f"{verdict.entry}: {verdict.complaint} (--seed {verdict.seed})")
+    print(json.dumps(figures))
+    sys.exit(bool(complaints or idle))
 
 
-def is_about(entry: Entry, region: str, tests: Tests) -> bool:
-    """Whether an entry changes a region, or must fail a test of it; a patch of a variant may change any of its file."""
-    changed = {place.partition("/")[0] for place in entry.bodies}
+def select(entries: Sequence[Entry], tests: Tests, options: argparse.Namespace) -> list[Entry]:
+    """The entries that --task, --region, --only and --draw ask for.
+
+    Raises:
+        InputError: there is none, or one of the bank names a test that its task does not have.
+    """
+    for entry in entries if not options.bank else ():
+        if unknown := [test for test in entry.fails if test not in tests or tests[test].task != entry.task]:
+            raise InputError(f"{entry}: the task has no test {unknown[0]}; fix `fails`")
+    entries = [entry for entry in entries if options.task in (None, entry.task) and options.only in entry.name]
+    if options.region:
+        entries = [entry for entry in entries if options.region in regions_of(entry, tests)]
+    if not entries:
+        raise InputError(f"{options.bank or 'staff/banks'}: no entry matches; check --task, --region and --only")
+    return random.sample(entries, min(options.draw, len(entries))) if options.draw else entries
+
+
+def regions_of(entry: Entry, tests: Tests) -> set[str]:
+    """The regions that an entry changes or whose tests it must fail; a variant's patch may change any of its file."""
+    changed = {place.partition("/")[0] for place in entry.bodies} | {tests[test].region for test in entry.fails}
     if entry.patch and not entry.is_mistake:
         changed |= {test.region for test in tests.values() if test.file == entry.file}
-    return region in changed.union(tests[test].region for test in entry.fails)
+    return changed
 
 
-def show(verdict: Verdict) -> None:
-    """One entry, and below it the messages of the tests that must fail, or of all that failed where it went wrong."""
-    complaint = f"   <-- {verdict.complaint} (--seed {verdict.seed})" if verdict.complaint else ""
-    print(f"{verdict.entry}{complaint}")
-    for test in verdict.failed if complaint else verdict.entry.fails:
-        print(f"    {test}: {verdict.results[test].message}")
-    sys.stdout.flush()
+def uncaught(verdicts: Iterable[Verdict], tests: Tests, options: argparse.Namespace) -> list[str]:
+    """The tests of a task, a region or the course that no mistake has failed, where all were graded; names them."""
+    if options.only or options.draw:
+        return []
+    failed = {test for verdict in verdicts if verdict.entry.is_mistake for test in verdict.failed}
+    wanted = [
+        name
+        for name, test in tests.items()
+        if options.task in (None, test.task) and options.region in (None, test.region)
+    ]
+    for name in (idle := [name for name in wanted if name not in failed]):
+        print(f"no mistake in the bank makes {name} fail")
+    return idle
 
 
-def summarize(verdicts: Iterable[Verdict]) -> dict[str, int]:
+def figures_of_file(verdicts: Sequence[Verdict]) -> dict[str, int]:
+    errors = sum(bool(verdict.error) for verdict in verdicts)
+    complaints = sum(bool(verdict.complaint) for verdict in verdicts)  # those with an error among them
+    lost = sum(bool(verdict.graded.points_lost) for verdict in verdicts)
+    return {"entries": len(verdicts), "lose_points": lost, "errors": errors, "complaints": complaints - errors}
+
+
+def figures_of_bank(verdicts: Sequence[Verdict]) -> dict[str, int]:
     """The figures; names the mistakes that count as one."""
     mistakes: dict[tuple, list[Verdict]] = {}
-    variants = []
     for verdict in verdicts:
         if verdict.entry.is_mistake:
             mistakes.setdefault((verdict.entry.task, verdict.row), []).append(verdict)
-        else:
-            variants.append(verdict)
     for same in mistakes.values():
         if len(same) > 1:
             names = " | ".join(verdict.entry.name for verdict in same)
             print(f"same failures and messages, counted once in task {same[0].entry.task}: {names}")
+    variants = [verdict for verdict in verdicts if not verdict.entry.is_mistake]
     return {
         "mistakes": len(mistakes),
         "caught": sum(all(verdict.failed for verdict in same) for same in mistakes.values()),
@@ -74,170 +117,28 @@ def summarize(verdicts: Iterable[Verdict]) -> dict[str, int]:
     }
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    options = _options(argv)
-    task = load_course().regions[options.region].task if options.region else options.task
-    entries = load_file(options.bank) if options.bank else load_bank()
-    bank = [entry for entry in entries if task in (None, entry.task) and options.only in entry.name]
-    if not bank:
-        raise InputError(f"{options.bank or 'staff/banks'}: no entry matches; check --task, --region and --only")
-    tests, copies = collect()
-    with worker_processes(options.workers) as pool:
-        by_task: dict[str, Tests] = {entry.task: {} for entry in sorted(bank, key=lambda entry: entry.task)}
-        for name, test in tests.items():
-            if test.task in by_task:
-                by_task[test.task][name] = test
-        if not options.bank:
-            bank = select(bank, by_task, options)
-        seeds = range(options.seed, options.seed + options.times)
-        calls = [(entry, graders_of(entry, by_task[entry.task], copies), seeds) for entry in bank]
-        verdicts = judge_all(pool, calls, 60 * options.minutes)
-        if options.bank:
-            sys.exit(report_file(verdicts, options.seed))
-        sys.exit(report_bank(verdicts, calls, by_task, pool, options))
-
-
-def select(bank: list[Entry], tests: dict[str, Tests], options: argparse.Namespace) -> list[Entry]:
-    """The entries of the bank that --region, --cover and --minutes ask for.
-
-    Raises:
-        InputError: a mistake names a test that its task does not have.
-    """
-    for entry in bank:
-        if unknown := set(entry.fails) - set(tests[entry.task]):
-            raise InputError(f"{entry}: the task has no test {min(unknown)}; fix `fails`")
-    if options.region:
-        bank = [entry for entry in bank if is_about(entry, options.region, tests[entry.task])]
-    if options.cover:
-        bank = cover(bank)
-    if options.minutes < float("inf"):
-        random.shuffle(bank)  # so that every entry has its turn, whatever is left out
-    return bank
-
-
-def cover(bank: Iterable[Entry]) -> list[Entry]:
-    """Mistakes, in the order of the bank, so that each test that any of them must fail is failed by one of these.
-
-    Greedy: always the entry with the lowest price for each test that is not failed yet. An entry that is a race is the
-    last choice.
-    """
-    mistakes = [entry for entry in bank if entry.is_mistake]
-    missing = {(entry.task, test) for entry in mistakes for test in entry.fails}
-    chosen: set[int] = set()
-    while missing:
-        prices = []
-        for number, entry in enumerate(mistakes):
-            new = len(missing & {(entry.task, test) for test in entry.fails})
-            if new:
-                prices.append((entry.race, price(entry) / new, -new, number))
-        number = min(prices)[-1]
-        chosen.add(number)
-        missing -= {(mistakes[number].task, test) for test in mistakes[number].fails}
-    return [mistakes[number] for number in sorted(chosen)]
-
-
-def price(entry: Entry) -> int:
-    """What running an entry costs, in runs of a test."""
-    words = " ".join(word.lower() for words in entry.fails.values() for word in words)
-    return len(entry.fails) + (PRICE_OF_WAITING if any(word in words for word in WAITING) else 0)
-
-
-def report_file(judged: Iterable[Verdict], seed: int) -> int:
-    """Print a line for each entry of a file and one with the figures; 0 if all were graded, and as `fails` says."""
-    verdicts = []
-    for verdict in judged:
-        verdicts.append(verdict)
-        print(verdict.as_json(), flush=True)
-    errors = sum(bool(verdict.error) for verdict in verdicts)
-    complaints = sum(bool(verdict.complaint) for verdict in verdicts)  # those with an error among them
-    lost = sum(bool(verdict.graded.points_lost) for verdict in verdicts)
-    figures = {"entries": len(verdicts), "lose_points": lost, "errors": errors, "complaints": complaints - errors}
-    print(json.dumps(figures | {"seed": seed}))
-    return bool(complaints)
-
-
-def report_bank(
-    judged: Iterable[Verdict],
-    calls: Sequence[Call],
-    tests: dict[str, Tests],
-    pool: GradingPool,
-    options: argparse.Namespace,
-) -> int:
-    """Print every entry, and what is not as it must be; 0 if all is."""
-    verdicts = []
-    for verdict in judged:
-        verdicts.append(verdict)
-        show(verdict)
-    for place, verdict in enumerate(verdicts):
-        if options.again and verdict.complaint:
-            entry, graders, _ = calls[place]
-            (verdicts[place],) = judge_all(pool, [(entry, graders, [verdict.seed])])  # nothing else runs now
-            print("once more, alone:")
-            show(verdicts[place])
-    left_out = len(calls) - len(verdicts)
-    if left_out:
-        print(f"{left_out} of {len(calls)} entries did not fit into {options.minutes} minutes")
-    caught = {test for verdict in verdicts if verdict.entry.is_mistake for test in verdict.failed}
-    wanted = [name for names in tests.values() for name, test in names.items() if options.region in (None, test.region)]
-    idle = [] if options.only or left_out else [test for test in wanted if test not in caught]
-    for test in idle:
-        print(f"no mistake in the bank makes {test} fail")
-    figures = summarize(verdicts)
-    for verdict in verdicts:  # once more at the end, where a long output is read first
-        if verdict.complaint:
-            print(f"{verdict.entry}: {verdict.complaint} (--seed {verdict.seed})")
-    print(json.dumps(figures))
-    return bool(idle or any(verdict.complaint for verdict in verdicts))
-
-
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     course = load_course()
     ids = {row.marker: id for id, row in course.tasks.items()}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    one = parser.add_mutually_exclusive_group()
-    one.add_argument(
+    add, one = parser.add_argument, parser.add_mutually_exclusive_group().add_argument
+    one(
         "--task", type=lambda name: ids.get(name, name), choices=course.tasks,
         help="id or marker of a task in course.toml (default: all tasks)",
     )  # fmt: skip
-    one.add_argument(
-        "--region", choices=course.regions, metavar="REGION",
-        help="only entries that change this region or must fail a test of it",
-    )  # fmt: skip
-    one.add_argument(
-        "--bank", type=Path, metavar="FILE.toml",
-        help="grade the entries of this file, each with all tests of its task; prints one line of JSON for each",
-    )  # fmt: skip
-    parser.add_argument(
-        "--cover", action="store_true", help="a minimal set of mistakes that makes every test fail once; no variants"
-    )
-    parser.add_argument(
-        "--again",
-        action="store_true",
-        help="grade what is not as it must be once more, alone; then that verdict counts",
-    )
-    parser.add_argument("--only", default="", metavar="TEXT", help="only entries whose name contains TEXT")
-    parser.add_argument(
-        "--seed",
-        type=int,
-        default=random.randrange(2**30),
-        help="seed of the inputs, to repeat an earlier run (default: random)",
-    )
-    parser.add_argument(
-        "--times", type=int, default=1, help="number of seeds per entry, counting up from --seed (%(default)s)"
-    )
-    parser.add_argument(
-        "--minutes", type=float, default=float("inf"), help="start no new entry after this many minutes"
-    )
-    parser.add_argument(
-        "--workers", type=int, default=min(2, os.cpu_count() or 1), help="entries graded in parallel (%(default)s)"
-    )
+    one("--region", choices=course.regions, metavar="REGION", help="entries that change it or must fail a test of it")
+    one("--bank", type=Path, metavar="FILE.toml", help="the entries of this file; prints one line of JSON for each")
+    add("--draw", type=int, metavar="N", help="only N of these entries, drawn anew each time")
+    add("--only", default="", metavar="TEXT", help="only entries whose name contains TEXT")
+    add("--seed", type=int, default=random.randrange(2**30), help="of the inputs, to repeat a run (default: random)")
+    add("--times", type=int, default=1, help="number of seeds per entry, counting up from --seed (%(default)s)")
+    add("--workers", type=int, default=min(2, os.cpu_count() or 1), help="entries graded in parallel (%(default)s)")
     options = parser.parse_args(argv)
-    if options.times < 1:
-        raise InputError(f"--times: expected at least 1, got {options.times}")
-    if not options.minutes > 0:
-        raise InputError(f"--minutes: expected more than 0, got {options.minutes}")
-    if options.bank and (options.cover or options.again or options.times > 1 or options.minutes < float("inf")):
-        raise InputError("--bank grades each entry once; leave out --cover, --again, --times and --minutes")
+    for name in ("draw", "times", "workers"):
+        if (value := getattr(options, name)) is not None and value < 1:
+            raise InputError(f"--{name}: expected at least 1, got {value}")
+    if options.region:
+        options.task = course.regions[options.region].task
     return options
 
 

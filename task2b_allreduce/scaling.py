@@ -8,11 +8,10 @@ import numpy as np
 
 from common.config import Gpt2Config
 from common.epochs import mean_and_deviation, measured_epochs
-from common.errors import InputError
+from common.errors import STOPPED_BY_ANOTHER, InputError
 from common.figures import bars
 from common.paths import ROOT, atomic_write, shown
 from common.workers.processor import other_programs
-from common.workers.watchdog import LOST_CONTACT
 
 FIGURES = ROOT / "submit_figures"
 DEFAULT_FOLDER = ROOT / "runs" / "task2b_allreduce_gpt2"
@@ -28,7 +27,7 @@ def check_workers(processes: Sequence) -> None:
         raise InputError("the script did not wait for its workers: join every process (region 2b.9)")
     failed = [(rank, process.exitcode) for rank, process in enumerate(processes) if process.exitcode]
     # A worker that only lost contact is not the one that failed first.
-    failed.sort(key=lambda failure: failure[1] == LOST_CONTACT)
+    failed.sort(key=lambda failure: failure[1] == STOPPED_BY_ANOTHER)
     if failed:
         raise InputError("rank {} exited with code {}; see its message above".format(*failed[0]))
 

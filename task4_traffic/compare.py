@@ -220,14 +220,14 @@ def plot_epochs(path: Path, runs: list[TrafficRun]) -> None:
         axes.margins(y=0.15)
 
 
-def observed_by_dstat(path: Path, interface: str, folder: Path, rank: int) -> str:
-    """Say in one line what dstat or dool counted in the same windows."""
+def observed_by_dstat(path: Path, interface: str, folder: Path, rank: int, unit: str | None = None) -> str:
+    """Say what dstat or dool counted in the same windows, and whether it looks like bits taken for bytes."""
     windows = read_json(folder, f"traffic_{rank}.json")["windows"]
     sent = received = 0.0
     for window in windows:
         covering = [
             run
-            for run in read_dstat(path, interface)
+            for run in read_dstat(path, interface, unit)
             if run[0].time <= window["begin"] and window["end"] <= run[-1].time
         ]
         if not covering:
@@ -239,7 +239,12 @@ def observed_by_dstat(path: Path, interface: str, folder: Path, rank: int) -> st
         received, sent = received + into, sent + out
     kernel = sum(window["sent"] for window in windows)
     words = f"{path.name}: {sent:,.0f} bytes sent and {received:,.0f} received while {folder.name} trained"
-    return f"{words}; the kernel's counters say {kernel:,.0f} sent (ratio {sent / kernel:.4f})"
+    ratio = sent / kernel
+    line = f"{words}; the kernel's counters say {kernel:,.0f} sent (ratio {ratio:.4f})"
+    for factor, unit in ((8.0, "bits"), (1 / 8, "bytes")):
+        if abs(ratio / factor - 1) < 0.25:  # rows of a second cut a window to a fraction of a second
+            line += f"\nthis is {factor:g} times the kernel's figure: the file seems to hold {unit}; pass --unit {unit}"
+    return line
 
 
 def volume(samples: Sequence[Sample], begin: float, end: float) -> tuple[float, float]:
@@ -256,6 +261,7 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=0, help="rank whose traffic is shown (%(default)s)")
     parser.add_argument("--dstat", type=Path, help="output file of dstat or dool that covers the first run")
     parser.add_argument("--interface", default="total", help="column of that file (%(default)s)")
+    parser.add_argument("--unit", choices=("bytes", "bits"), help="of that file (default: what its header says)")
     parser.add_argument("--output", type=Path, default=Path("runs"), help="folder for the plots (%(default)s)")
     arguments = parser.parse_args()
     runs = [read_run(folder, arguments.rank) for folder in arguments.runs]
@@ -266,7 +272,9 @@ def main() -> None:
         if lines:
             print(f"\n{lines}")
     if arguments.dstat:
-        print(observed_by_dstat(arguments.dstat, arguments.interface, arguments.runs[0], arguments.rank))
+        print(
+            observed_by_dstat(arguments.dstat, arguments.interface, arguments.runs[0], arguments.rank, arguments.unit)
+        )
     over_time, epochs = arguments.output / "traffic_over_time.png", arguments.output / "traffic_per_epoch.png"
     plot_over_time(over_time, arguments.runs[0], arguments.rank)
     plot_epochs(epochs, runs)

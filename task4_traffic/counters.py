@@ -133,12 +133,13 @@ def main() -> None:
     parser.add_argument("--interface", required=True, help="interface, such as eth0; with --read also total")
     parser.add_argument("--output", type=Path, default=Path("traffic.csv"), help="where to write (%(default)s)")
     parser.add_argument("--seconds", type=float, help="stop after this many seconds (default: at Ctrl-C)")
-    parser.add_argument("--read", type=Path, help="do not count; add up a file of dstat or dool instead")
+    parser.add_argument("--read", type=Path, help="do not count; add up a file of dstat, dool or pcp dstat instead")
+    parser.add_argument("--unit", choices=("bytes", "bits"), help="of that file (default: what its header says)")
     arguments = parser.parse_args()
     if arguments.read:
         from task4_traffic.dstat import read_dstat  # it imports this file
 
-        for number, run in enumerate(read_dstat(arguments.read, arguments.interface), 1):
+        for number, run in enumerate(read_dstat(arguments.read, arguments.interface, arguments.unit), 1):
             first, last = run[0], run[-1]
             print(
                 f"run {number}: {last.time - first.time:.1f} s, {last.received - first.received:,} bytes received,",

@@ -1,4 +1,4 @@
-"""Copies of earlier regions in later scripts, each of which runs once. They give no points; see grader/carried.py."""
+"""Copies of earlier regions in later scripts that differ from the original. They give no points; grader/carried.py."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """What the checks share: flags, a table for each part, the figures as the last line, the exit code.
 
-A part is a function of the flags and returns rows: figures by name, and "holds", whether they are within their bounds
-(left out: there are none). A list of three is a median and the ends of its interval.
+A part is a function of the flags that returns rows: figures by name, and "holds", whether they are within their bounds.
 """
 
 import argparse

@@ -22,7 +22,6 @@ from benchmark.engines.deepspeed_config import deepspeed_config
 from benchmark.engines.engine import HALF, Engine
 from benchmark.settings import Settings
 from benchmark.workers import STARTER_REPORTS
-from common.errors import InputError
 from common.optim import weight_decay_groups
 from common.workers.process_group import Worker
 
@@ -50,7 +49,6 @@ class DeepSpeed(Engine):
             copy.data.copy_(parameter.data)
             self.optimizer.optimizer.state.clear()
         self.half = contextlib.nullcontext  # type: ignore[method-assign]  # its weights are in half precision already
-        self._check(self.name)
 
     def wrap(self, model: nn.Module) -> Any:
         """A DeepSpeedEngine, which makes the optimizer as well."""
@@ -61,22 +59,6 @@ class DeepSpeed(Engine):
             dist_init_required=False,
         )
         return engine
-
-    def _check(self, name: str) -> None:
-        """What the command line promised is what DeepSpeed will do; an InputError if not."""
-        settings, engine = self.settings, self.model
-        group = self.optimizer.param_groups[0]
-        promised = {
-            "clipping": (settings.max_grad_norm, engine.gradient_clipping()),
-            "accumulation": (settings.accumulation, engine.gradient_accumulation_steps()),
-            "stage": (self.stage, engine.zero_optimization_stage()),
-            "learning rate": (settings.learning_rate, group["lr"]),
-            "epsilon": (settings.adam_epsilon, group.get("eps", settings.adam_epsilon)),
-            "weight decay": (settings.weight_decay, group["weight_decay"]),
-        }
-        for what, (wanted, came) in promised.items():
-            if wanted != came:
-                raise InputError(f"--strategy {name}: expected {what} {wanted}, DeepSpeed reports {came}")
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
         return self.model(**batch).loss
@@ -125,4 +107,6 @@ class DeepSpeed(Engine):
         self.model.save_checkpoint(str(folder), tag="state", save_latest=False)
 
     def load(self, folder: Path) -> None:
-        self.model.load_checkpoint(str(folder), tag="state", load_module_strict=True)
+        found, _ = self.model.load_checkpoint(str(folder), tag="state", load_module_strict=True)
+        if found is None:
+            raise FileNotFoundError(f"{folder}/state")

@@ -8,15 +8,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-import psutil
 import torch
-from tqdm.auto import tqdm
 
 from benchmark.strategies import STRATEGIES, use_cpu
 from common.errors import InputError
 from common.paths import locked
 
-PERIOD = 1.0  # seconds between two looks
+PERIOD = 1.0  # seconds between two signs of life
+BUILT = ("cpu_adam", "deepspeed_shm_comm")  # folders of torch's cache
 LEAST = 3  # seconds of a build before it is announced: what is built already is loaded at once
 ANNOUNCEMENT = "building DeepSpeed's operators with g++, once (some minutes)"
 
@@ -37,14 +36,18 @@ def compile_operators(strategies: Iterable[str], no_cuda: bool) -> None:
 def build(with_messages: bool, beat: Callable[[], None] = lambda: None) -> None:
     """Build the optimizer for CPUs, and what sends between processes of one machine; `beat` is called meanwhile.
 
-    One program of a user builds at a time: the others wait for a lock that the kernel frees when its holder dies.
+    One program of a user builds at a time: the others wait for a lock that the kernel frees when its holder dies. So a
+    lock of torch's own that is there now was left by a killed build, and torch would wait for it for ever.
     """
     from deepspeed.comm.torch import build_shm_op
     from deepspeed.ops.op_builder import CPUAdamBuilder
 
     folder = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or Path.home() / ".cache" / "torch_extensions")
     folder.mkdir(parents=True, exist_ok=True)
-    with watched(folder, beat), locked(folder / "course"), contextlib.redirect_stdout(sys.stderr):
+    with signs_of_life(beat), locked(folder / "course"), contextlib.redirect_stdout(sys.stderr):
+        for name in BUILT:
+            for left in folder.rglob(f"{name}/lock"):
+                left.unlink(missing_ok=True)
         try:
             CPUAdamBuilder().load(verbose=False)
         except Exception as error:
@@ -55,35 +58,17 @@ def build(with_messages: bool, beat: Callable[[], None] = lambda: None) -> None:
 
 
 @contextlib.contextmanager
-def watched(folder: Path, beat: Callable[[], None]) -> Iterator[None]:
-    """While the block builds or waits: show that it is alive, and remove locks whose owner has gone."""
-    begin, bars, unowned = time.monotonic(), list[tqdm](), set[Path]()
-
-    def look() -> None:
-        nonlocal unowned
-        beat()
-        unowned = remove_left_locks(folder.resolve(), unowned)
-        if not bars and time.monotonic() - begin > LEAST:
-            bars.append(tqdm(desc=ANNOUNCEMENT, bar_format="{desc}: {elapsed}", file=sys.stderr))
-        for bar in bars:
-            bar.refresh()
-
-    try:
-        with called_every(PERIOD, look):
-            yield
-    finally:
-        for bar in bars:
-            bar.close()
-
-
-@contextlib.contextmanager
-def called_every(seconds: float, call: Callable[[], object]) -> Iterator[None]:
-    """While the block runs, call a function in a thread, each time after so many seconds."""
-    done = threading.Event()
+def signs_of_life(beat: Callable[[], None]) -> Iterator[None]:
+    """Call `beat` every second while the block builds or waits, and announce the build once it takes longer."""
+    done, begin = threading.Event(), time.monotonic()
 
     def repeat() -> None:
-        while not done.wait(seconds):
-            call()
+        is_announced = False
+        while not done.wait(PERIOD):
+            beat()
+            if not is_announced and time.monotonic() - begin > LEAST:
+                print(ANNOUNCEMENT, file=sys.stderr, flush=True)
+                is_announced = True
 
     thread = threading.Thread(target=repeat, daemon=True)
     thread.start()
@@ -92,29 +77,3 @@ def called_every(seconds: float, call: Callable[[], object]) -> Iterator[None]:
     finally:
         done.set()
         thread.join()
-
-
-def remove_left_locks(folder: Path, unowned: set[Path]) -> set[Path]:
-    """Remove the locks that had no owner at the last look, and still have none; return those without one now.
-
-    torch builds under a lock file that outlives a killed process, and then waits for it for ever. One look is not
-    enough: torch closes its lock before it removes it.
-    """
-    locks = set(folder.rglob("lock"))
-    used = paths_in_use() if locks else set()
-    left = {lock for lock in locks if not used & {lock, lock.parent}}
-    for lock in left & unowned:
-        lock.unlink(missing_ok=True)
-    return left - unowned
-
-
-def paths_in_use() -> set[Path]:
-    """What this user's processes have open, and where they work.
-
-    The process that builds has the lock open. If it is killed, ninja and g++ can go on in the lock's folder.
-    """
-    used = set()
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):
-            used |= {Path(process.cwd()), *(Path(file.path) for file in process.open_files())}
-    return used

@@ -1,12 +1,10 @@
 """The bonus lessons as strategies: the solved files in beyond/.
 
-own_ring averages all gradients after backward, own_overlap bucket by bucket during backward. With --bucket_mb auto
-the size of its buckets is chosen in the first step, see bucket_size.py. own_zero1, own_zero2 and own_zero3 shard what
-ZeRO's stages shard. With --precision bf16 their model is bf16 and the shards are fp32.
+own_ring averages all gradients after backward, own_overlap bucket by bucket during backward. own_zero1, own_zero2 and
+own_zero3 shard what ZeRO's stages shard. With --precision bf16 their model is bf16 and the shards are fp32.
 """
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -16,11 +14,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from benchmark.engines.bucket_size import bucket_bytes, measure
 from benchmark.engines.engine import HALF, Engine, optimizer_class
 from benchmark.training.own_model import blocks
 from beyond.checkpoint import load_shards, save_shards
-from beyond.overlap import BUCKET_BYTES, GradientReducer
+from beyond.overlap import GradientReducer
 from beyond.ring import average_gradients
 from beyond.sharded_model import ShardedModel
 from beyond.sharded_optimizer import ShardedOptimizer
@@ -46,32 +43,15 @@ class OwnOverlap(Engine):
     """Each worker holds all; gradients are summed by all_reduce, bucket by bucket, while backward still runs."""
 
     def wrap(self, model: nn.Module) -> Any:
-        given = self.settings.bucket_mb  # None: to be chosen
-        self.is_chosen = given is not None
-        self.reducer = GradientReducer(model, int(given * 2**20) if given else BUCKET_BYTES)
+        self.reducer = GradientReducer(model, int(self.settings.bucket_mb * 2**20))
         return model
 
     def backward(self, loss: Tensor, last: bool) -> Tensor:
-        if not self.is_chosen:
-            self.choose(loss)
         with contextlib.nullcontext() if last else self.reducer.no_sync():
             value = super().backward(loss, last)
         if last:
             self.reducer.finish()
         return value
-
-    def choose(self, loss: Tensor) -> None:
-        """Set the size of the buckets. It takes effect when finish() of the first step makes new buckets.
-
-        It costs the first step some backward passes, whose gradients are dropped.
-        """
-        with self.reducer.no_sync():
-            costs = measure(lambda: loss.backward(retain_graph=True), self.worker.device)
-        self.optimizer.zero_grad()
-        self.reducer.bucket_bytes = bucket_bytes(sum(p.nbytes for p in self.reducer.parameters), costs)
-        self.is_chosen = True
-        if self.worker.is_first:
-            print(f"own_overlap: buckets of {self.reducer.bucket_bytes / 2**20:.2f} MiB: {costs}", file=sys.stderr)
 
 
 class OwnSharded(Engine):

@@ -1,20 +1,18 @@
 """Strategies that are resident in the same workers: each takes a step in its turn, and is looked at meanwhile."""
 
 import gc
-from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from benchmark.measure.meter import Meter
 from benchmark.measure.payload import Payload
 from benchmark.measure.profile import Tracer, inside, mark, read_trace, waiting_ms
 from benchmark.measure.turns import Step, nothing
 from benchmark.settings import Settings
-from benchmark.strategies import STRATEGIES
+from benchmark.strategies import STRATEGIES, Label
 from benchmark.training.loop import PERIOD, TRACED, rate_at
 from benchmark.training.trained import metric_of
 from benchmark.training.workload import Workload
@@ -22,36 +20,46 @@ from common.peak_memory import PeakMemory, alive_bytes
 from common.workers.process_group import Worker
 
 WARM_UP = 3  # rounds
+AGAIN = "again"  # variant: a second engine
+
+
+@dataclass
+class Figures:
+    """What was measured of a strategy beside the times of its steps, on one worker; None: could not be measured."""
+
+    peak_bytes: int | None = None
+    sent_bytes: float | None = None
+    sent_as: str | None = None  # dtypes
+    exposed_ms: float | None = None
+    waiting_ms: float | None = None
+    metric: float | None = None
 
 
 class ComparedStrategy:
-    """One strategy, ready to take steps. alone: only the first worker takes them, with all cores that it has."""
+    """One strategy, ready to take steps. `single` takes them on the first worker alone, with its share of the cores."""
 
-    def __init__(self, label: str, settings: Settings, worker: Worker, workload: Workload, alone: bool = False) -> None:
-        strategy = label.split()[0]
-        if strategy == "single":
+    def __init__(self, label: Label, settings: Settings, worker: Worker, workload: Workload) -> None:
+        alone = label.strategy == "single"
+        if alone:
             # With a user's loss the others take the mean of each worker's mean, which can be another one.
             more = "accumulation" if workload.kind == "own" else "batch_size"
             settings = replace(settings, **{more: getattr(settings, more) * settings.world_size}, world_size=1, rank=0)
-        self.settings, self.worker = replace(settings, strategy=strategy), worker
+        self.label, self.settings, self.worker = label, replace(settings, strategy=label.strategy), worker
         self.waits = alone and not worker.is_first
         self.memory = PeakMemory(worker.device)
         model = workload.build(self.settings, worker.device)
-        self.shapes = [parameter.shape for parameter in model.parameters()]
-        self.engine = STRATEGIES[strategy].make(self.settings, worker, model)
+        self.engine = STRATEGIES[label.strategy].make(self.settings, worker, model)
         del model
         gc.collect()  # see benchmark.run
         self.batches = worker.batches(workload.batches(self.settings))
-        self.meter = Meter(worker) if label.endswith("metered") else None
         self.losses: list[torch.Tensor] = []
         self.norms: list[torch.Tensor | float | None] = []
         self.kept = (alive_bytes(worker.device) or 0) - self.memory.before  # what the engine has between its steps
-        self.after_backward: Step = nothing
-        self.figures: dict[str, Any] = dict.fromkeys(("peak_bytes", "sent_bytes", "calls"))
+        self.figures = Figures()
 
     def note_metric(self, workload: Workload) -> None:
         """Note what the model is worth after the last step (trained.py). A collective, but for `single`."""
-        self.figures["metric"] = None if self.waits else metric_of(self.settings, self.engine, workload)
+        self.figures.metric = None if self.waits else metric_of(self.settings, self.engine, workload)
 
     def turn(self, number: int) -> Step:
         """The step of a round; its data are ready."""
@@ -73,53 +81,41 @@ class ComparedStrategy:
         self.memory.stop()
         self.kept = (alive_bytes(self.memory.device) or 0) - self.memory.before
         if self.memory.bytes is not None:
-            self.figures["peak_bytes"] = max(self.figures["peak_bytes"] or 0, self.memory.bytes)
+            self.figures.peak_bytes = max(self.figures.peak_bytes or 0, self.memory.bytes)
         if payload:
-            sent = payload.of_engine(self.engine, self.settings)
-            self.figures |= {"sent_bytes": sent["bytes"], "calls": sent["calls"]}
+            self.figures.sent_bytes, _ = payload.of_engine(self.engine, self.settings)
 
     def take_step(self, number: int, batches: list) -> None:
-        def phase(name: str) -> Any:
-            return self.meter.phase(name) if self.meter else nullcontext()
-
-        if self.meter:
-            self.meter.begin()
         loss = torch.zeros(())
         for i, batch in enumerate(batches):
-            with phase("forward"):
-                output = self.engine.forward(batch)
+            output = self.engine.forward(batch)
             if number < WARM_UP:
                 self.memory.sample()
-            with phase("backward"):
-                loss = loss + self.engine.backward(output, last=i == len(batches) - 1).cpu() / len(batches)
-        self.after_backward()
-        with phase("optimizer"):
-            self.engine.step(rate_at(self.settings, number))
-        if self.meter:
-            self.meter.end()
+            loss = loss + self.engine.backward(output, last=i == len(batches) - 1).cpu() / len(batches)
+        self.engine.step(rate_at(self.settings, number))
         self.losses.append(loss)
         self.norms.append(self.engine.norm)
 
 
-def trace(worker: Worker, labels: list[str], compared: list[ComparedStrategy], number: int) -> None:
+def trace(worker: Worker, compared: list[ComparedStrategy], number: int) -> None:
     """Let each strategy take steps under the profiler, which are not timed: its exposed communication and waiting."""
     on_gpu = worker.device.type == "cuda"
     tracer = Tracer(on_gpu)
     tracer.start()
-    for label, strategy in zip(labels, compared, strict=True):
+    for strategy in compared:
         steps = [strategy.turn(number - 1) for _ in range(TRACED)]
         dist.barrier()
-        with mark(label):
+        with mark(str(strategy.label)):
             for step in steps:
                 step()
             if on_gpu:
                 torch.cuda.synchronize(worker.device)
     events = tracer.events()
-    of_labels = [read_trace(inside(events, label), TRACED, on_gpu) for label in labels]
+    traces = [read_trace(inside(events, str(strategy.label)), TRACED, on_gpu) for strategy in compared]
     everyone: list[Any] = [None] * worker.world_size
-    dist.all_gather_object(everyone, [own["calls"] for own in of_labels])
-    for i, (strategy, own) in enumerate(zip(compared, of_labels, strict=True)):
-        waiting = waiting_ms(own, [calls[i] for calls in everyone], TRACED)
+    dist.all_gather_object(everyone, [own["calls"] for own in traces])
+    for i, (strategy, own) in enumerate(zip(compared, traces, strict=True)):
+        strategy.figures.exposed_ms = own["exposed_ms"]
+        strategy.figures.waiting_ms = waiting_ms(own, [calls[i] for calls in everyone], TRACED)
         dtypes = dict.fromkeys(str(dtype).removeprefix("torch.") for dtype in strategy.engine.sent_dtypes())
-        sent_as = " + ".join(dtypes) if strategy.settings.world_size > 1 else None
-        strategy.figures |= {"exposed_ms": own["exposed_ms"], "waiting_ms": waiting, "sent_as": sent_as}
+        strategy.figures.sent_as = " + ".join(dtypes) if strategy.settings.world_size > 1 else None

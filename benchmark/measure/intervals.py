@@ -43,9 +43,8 @@ def ratio(left: Samples, right: Samples, paired: bool = True) -> Interval:
     return middle, float(result.confidence_interval.low), float(result.confidence_interval.high)
 
 
-def interval_text(estimate: Interval, digits: int = 3) -> str:
+def interval_text(middle: float, low: float | None, high: float | None, *, digits: int = 3) -> str:
     """For people, such as 1.015 [0.990, 1.028]; without an interval where there are too few samples for one."""
-    middle, low, high = estimate
     if low is None or high is None:
         return f"{middle:.{digits}f} [-]"
     return f"{middle:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"

@@ -54,10 +54,13 @@ def commit() -> str:
 
 def machine_line(begin: dict) -> str:
     """Return the machine and its load in one line, for a table. begin: environment() at the beginning."""
+    return f"load {begin['load']} at the beginning, {os.getloadavg()[0]:.1f} at the end; {machine_words(begin)}"
+
+
+def machine_words(begin: dict) -> str:
     kinds = ", ".join(f"{name} {number}" for name, number in begin["versions"].items() if number != "not installed")
-    loads = f"load {begin['load']} at the beginning, {os.getloadavg()[0]:.1f} at the end"
     machine = f"{begin['cores']} cores, {begin['gpu'] or 'no GPU'}"
-    return f"{machine}, {loads}; {kinds}; commit {begin['commit']}, {begin['date']}"
+    return f"{machine}; {kinds}; commit {begin['commit']}, {begin['date']}"
 
 
 def interface_bytes() -> int | None:

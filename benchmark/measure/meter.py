@@ -53,13 +53,13 @@ class Meter:
             torch.cuda.synchronize(self.device)  # a GPU still computes after the call has returned
 
 
-def gpu_figures(device: torch.device) -> dict[str, float | None]:
-    """Utilisation (%), temperature (degrees C), power (W) of a worker's GPU; None where they cannot be read.
+def gpu_figures(device: torch.device) -> dict[str, float]:
+    """Utilisation (%), temperature (degrees C), power (W) of a worker's GPU, as far as they can be read.
 
     torch reads them with nvidia-ml-py, which the extra "benchmark" installs. A worker on a CPU has none.
     """
     readings = {"gpu_utilisation": "utilization", "gpu_temperature": "temperature", "gpu_power": "power_draw"}
-    figures: dict[str, float | None] = dict.fromkeys(readings)
+    figures: dict[str, float] = {}
     for name, function in readings.items() if device.type == "cuda" else ():
         with contextlib.suppress(Exception):  # no NVML, or a GPU that keeps this to itself
             value = float(getattr(torch.cuda, function)(device))

@@ -26,10 +26,10 @@ def peak_flops(gpu: str | None, precision: str) -> float | None:
 
 def utilisation(settings: Settings, examples_per_second: float, gpu: str | None) -> float | None:
     """A backward does twice the arithmetic of a forward. gpu: its name. None on a CPU, and for a user's own model."""
-    from benchmark.cost.architecture import describe
+    from benchmark.measure.architecture import describe  # here: it loads transformers
 
     peak = None if settings.no_cuda else peak_flops(gpu, settings.precision)
     if peak is None or is_own(settings.model):
         return None
-    flops = 3 * sum(describe(settings.model, settings.length).flops.values())
+    flops = 3 * describe(settings.model, settings.length).flops
     return examples_per_second * flops / (settings.world_size * peak)

@@ -3,7 +3,6 @@
 import csv
 import json
 from collections.abc import Iterable, Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -26,33 +25,24 @@ def text_table(rows: Iterable[Sequence[object]], digits: int = 2) -> str:
     return "\n".join(text.rstrip() for text in texts)
 
 
-def rows_table(rows: Iterable[dict[str, Any]]) -> str:
-    """Return rows of figures by name as text, with new headings where a row has other figures than the one before.
-
-    A figure that was not measured for any row is left out. "holds" is no figure: where it is False, the row is marked.
-    A list of three is a median and the ends of its interval.
-    """
-    blocks = []
-    for names, group in groupby(rows, key=lambda row: [name for name in row if name != "holds"]):
-        block = list(group)
-        heads = [name for name in names if any(row[name] is not None for row in block)]
-        lines = [
-            [*(figure_text(row[name]) for name in heads), "" if row.get("holds", True) else "<-- outside"]
-            for row in block
-        ]
-        blocks.append(text_table([[*heads, ""], *lines]))
-    return "\n".join(blocks)
+def rows_table(rows: list[dict[str, Any]]) -> str:
+    """Return rows with the same figures as text. "holds" is no figure: where it is False, the row is marked."""
+    heads = [name for name in rows[0] if name != "holds"]
+    lines = [
+        [*(figure_text(row[name]) for name in heads), "" if row.get("holds", True) else "<-- outside"] for row in rows
+    ]
+    return text_table([[*heads, ""], *lines])
 
 
 def figure_text(value: Any) -> str:
-    """Return a figure with four digits; whole numbers and words as they are."""
+    """Return a figure with four digits; whole numbers and words as they are; of a list of three an interval."""
     if isinstance(value, list | tuple):
         from benchmark.measure.intervals import interval_text  # here: it loads scipy
 
-        return interval_text(tuple(value))
+        return interval_text(*value)
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-    return "-" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def cell(value: float | str | None, digits: int = 2, unit: float = 1.0, missing: str = "-") -> str:

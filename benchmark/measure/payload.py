@@ -15,6 +15,8 @@ from typing import Any
 from benchmark.settings import Settings
 from common.workers.collectives import recorded
 
+Sent = tuple[float | None, int | None]  # bytes, calls
+
 
 def passes(name: str, backend: str) -> int:
     """How often the pieces go round the ring."""
@@ -37,12 +39,12 @@ class Payload:
     def __init__(self) -> None:
         self._last = max((entry.number for entry in recorded()), default=-1)
 
-    def of_engine(self, engine: Any, settings: Settings) -> dict[str, float | None]:
-        """{"bytes", "calls"} of an engine's step; None where the recorder does not know, or has overflowed."""
+    def of_engine(self, engine: Any, settings: Settings) -> Sent:
+        """Bytes and calls of an engine's step; None where the recorder does not know, or has overflowed."""
         entries, workers = recorded(), settings.world_size
         fresh = [entry for entry in entries if entry.number > self._last]
         if (not entries and workers > 1) or (fresh and fresh[0].number > self._last + 1):
-            return {"bytes": None, "calls": None}
+            return None, None
         sizes = engine.group_sizes()  # where it is not all workers
         sent_bytes = (sent(one.name, one.bytes, sizes.get(one.group, workers), settings.backend) for one in fresh)
-        return {"bytes": sum(sent_bytes) + engine.unrecorded_bytes(), "calls": len(fresh)}
+        return sum(sent_bytes) + engine.unrecorded_bytes(), len(fresh)

@@ -1,8 +1,7 @@
 """Things to time that take turns: what slows the machine down for a while slows all of them down alike."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -54,14 +53,3 @@ def take_rounds(
     """Let the steps take turns; return their seconds (rounds, steps), those of the warm-up left out."""
     turns: list[Turn] = [lambda _, step=step: step for step in steps]  # type: ignore[misc]
     return np.array([take_round(turns, number, meet=meet, clock=clock) for number in range(warm_up + rounds)])[warm_up:]
-
-
-@dataclass(frozen=True)
-class Timed:
-    """Things that take turns. limits: name -> least and most ratio to the first, or of a share."""
-
-    steps: Mapping[str, Step]
-    limits: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    clock: Clock = time.perf_counter
-    equal: Callable[[], bool] = lambda: True  # whether all have given the same
-    shares: Callable[[np.ndarray], dict[str, float]] = lambda seconds: {}  # (rounds, steps) seconds -> name -> share

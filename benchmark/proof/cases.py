@@ -7,13 +7,13 @@ behind. Accumulation has mistakes of its own, and so have modules that are used 
 
 from dataclasses import dataclass, replace
 from itertools import islice
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from benchmark.settings import Settings
+from benchmark.training.own_model import Output
 
 
 @dataclass(frozen=True)
@@ -69,10 +69,10 @@ class Twice(nn.Module):
         self.model = model
         self.config: Any = model.config
 
-    def forward(self, **batch: Tensor) -> SimpleNamespace:
-        """Return an object with the mean .loss of both."""
+    def forward(self, **batch: Tensor) -> Output:
+        """Return the mean loss of both."""
         turned = {name: value.flip(-1) for name, value in batch.items()}
-        return SimpleNamespace(loss=(self.model(**batch).loss + self.model(**turned).loss) / 2)
+        return Output(loss=(self.model(**batch).loss + self.model(**turned).loss) / 2)
 
 
 def built(case: Case, model: nn.Module) -> nn.Module:

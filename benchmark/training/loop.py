@@ -3,6 +3,7 @@
 import contextlib
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,8 +13,9 @@ from tqdm.auto import tqdm
 from benchmark.engines.engine import Engine
 from benchmark.measure.memory import counted
 from benchmark.measure.meter import Meter, gpu_figures
-from benchmark.measure.payload import Payload
+from benchmark.measure.payload import Payload, Sent
 from benchmark.measure.profile import Tracer, mark
+from benchmark.measure.record import Utilisation
 from benchmark.settings import Settings
 from benchmark.training import checkpoint_folder
 from benchmark.training.log import Log
@@ -48,16 +50,42 @@ class Plan:
         self.measured_to = self.timed_from if dropped > 1 else self.traced_from
 
 
+@dataclass
+class Measured:
+    """What was measured on one worker.
+
+    steps: seconds of each timed step and of its phases. norms: of every step. sent: in the last step.
+    """
+
+    plan: Plan
+    memory: PeakMemory
+    steps: list[dict[str, float]] = field(default_factory=list)
+    norms: list[torch.Tensor | float | None] = field(default_factory=list)
+    utilisation: Utilisation | None = None
+    trace: dict[str, Any] | None = None
+    sent: Sent = (None, None)
+    persistent: int | None = None  # bytes
+    reserved: int | None = None
+
+    def end_of_timed_steps(self, meter: Meter) -> None:
+        if self.memory.device.type == "cuda":
+            self.memory.stop()
+            self.reserved = torch.cuda.max_memory_reserved(self.memory.device)
+        self.steps = meter.steps[self.plan.dropped :]
+        wall = sum(step["wall"] for step in self.steps)
+        cores = sum(meter.cpu_seconds[self.plan.dropped :]) / wall  # 1.0: one core is busy all the time
+        self.utilisation = Utilisation(cores, **gpu_figures(meter.device))
+
+
 def train(
     settings: Settings, worker: Worker, workload: Workload, engine: Engine, log: Log, memory: PeakMemory
-) -> dict[str, Any]:
-    """Train to --max_steps; what was measured on this worker."""
+) -> Measured:
+    """Train to --max_steps."""
     first, losses = checkpoint_folder.load(settings.output_dir / "checkpoints", engine) if settings.resume else (0, [])
     log.restart(losses)
     on_gpu = worker.device.type == "cuda"  # there, torch counts memory in the timed steps at no cost
     plan, meter, tracer = Plan(first, settings.max_steps, settings.dropped), Meter(worker), Tracer(on_gpu)
-    measured: dict[str, Any] = dict.fromkeys(("utilisation", "trace", "payload", "persistent", "reserved"))
-    measured |= {"plan": plan, "memory": memory, "steps": [], "norms": []}
+    measured = Measured(plan, memory)
     batches = worker.batches(to_device(workload.batches(settings, first), worker.device))
     memory.start(PERIOD)
     for step in tqdm(range(first, plan.last), desc=settings.strategy, disable=not worker.is_first):
@@ -68,7 +96,7 @@ def train(
             if on_gpu:
                 memory.start()
         if step == plan.traced_from:
-            close(measured, meter)
+            measured.end_of_timed_steps(meter)
             tracer.start()
         payload = Payload() if step == plan.last - 1 else None  # all but the first steps send the same
         traced = step >= plan.traced_from
@@ -85,24 +113,24 @@ def train(
             loss += value.item() / settings.accumulation
             memory.sample()
         if step == plan.timed_from - 1 and step > 0:  # AdamW makes its states in the first step
-            measured["persistent"] = counted(engine)
+            measured.persistent = counted(engine)
         with phase(meter, "optimizer", traced):
             engine.step(rate_at(settings, step))
-        measured["norms"].append(engine.norm)
+        measured.norms.append(engine.norm)
         log.loss(step, loss, rate_at(settings, step), meter.steps[-1:])  # part of "other", as in any training
         del output, value  # freeing the graph is a part of the step
         meter.end()
         tracer.steps += traced
         if payload:
-            measured["payload"] = payload.of_engine(engine, settings)
+            measured.sent = payload.of_engine(engine, settings)
         between_steps(settings, workload, engine, log, step + 1)
     if not on_gpu:
         memory.stop()
     if plan.traced:
         keep = settings.output_dir / f"trace_{worker.rank}.json" if settings.keep_trace else None
-        measured["trace"] = tracer.stop(keep)
+        measured.trace = tracer.stop(keep)
     elif first < plan.last:
-        close(measured, meter)
+        measured.end_of_timed_steps(meter)
     log.evaluation(plan.last, engine.validate(workload.validation_batches(settings), workload.kind))
     return measured
 
@@ -114,18 +142,6 @@ def between_steps(settings: Settings, workload: Workload, engine: Engine, log: L
         log.evaluation(done, engine.validate(workload.validation_batches(settings), workload.kind))
     if settings.checkpoint_every and done % settings.checkpoint_every == 0:
         checkpoint_folder.save(settings.output_dir / "checkpoints", done, engine, log.agree())
-
-
-def close(measured: dict[str, Any], meter: Meter) -> None:
-    """The end of the timed steps."""
-    memory, dropped = measured["memory"], measured["plan"].dropped
-    if memory.device.type == "cuda":
-        memory.stop()
-        measured["reserved"] = torch.cuda.max_memory_reserved(memory.device)
-    measured["steps"] = meter.steps[dropped:]
-    wall = sum(step["wall"] for step in measured["steps"])
-    cores = sum(meter.cpu_seconds[dropped:]) / wall  # 1.0: one core is busy all the time
-    measured["utilisation"] = {"cpu_utilisation": cores, **gpu_figures(meter.device)}
 
 
 @contextlib.contextmanager

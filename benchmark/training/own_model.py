@@ -14,12 +14,14 @@ benchmark/example_model.py is one.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from torch import Tensor, nn
 from torch.utils.data import Dataset, StackDataset
+from transformers.utils import ModelOutput
 
 from common.errors import InputError
 from common.paths import import_file
@@ -28,6 +30,14 @@ Batch = dict[str, Tensor]
 Loss = Callable[[nn.Module, Batch], Tensor]
 Metric = Callable[[nn.Module, Batch], Tensor | float]
 EXPECTED = "expected (model, {name: tensor}, loss), a batch whose tensors have the same first dimension"
+
+
+@dataclass
+class Output(ModelOutput):
+    """What forward returns: a class that FSDP2's and DeepSpeed's hooks know, since they look for tensors in it."""
+
+    loss: Tensor | None = None
+    metric: Tensor | float | None = None
 
 
 class ModelWithLoss(nn.Module):
@@ -44,11 +54,11 @@ class ModelWithLoss(nn.Module):
         self.config: Any = getattr(model, "config", SimpleNamespace())
         self.blocks = None if blocks is None else tuple(blocks)  # a list of modules would not be registered either
 
-    def forward(self, **batch: Tensor) -> SimpleNamespace:
+    def forward(self, **batch: Tensor) -> Output:
         dtype = next(parameter.dtype for parameter in self.model.parameters() if parameter.is_floating_point())
         values = {name: value.to(dtype) if value.is_floating_point() else value for name, value in batch.items()}
         metric = self.metric(self.model, values) if self.metric and not self.training else None
-        return SimpleNamespace(loss=self.loss(self.model, values), metric=metric)
+        return Output(loss=self.loss(self.model, values), metric=metric)
 
 
 def build_own(name: str) -> tuple[ModelWithLoss, Dataset]:

@@ -9,6 +9,7 @@ its errors name no line of a file.
 Source: Wang et al., GLUE: A Multi-Task Benchmark and Analysis Platform, ICLR 2019, tables 1 and 6.
 """
 
+import contextlib
 import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -150,10 +151,10 @@ def _example(path: Path, number: int, line: str, columns: list[int | None], task
 
 def _label(path: Path, number: int, label: str, task: GlueTask) -> int | float:
     if task.is_regression:
-        try:
-            return float(label)
-        except ValueError:
-            raise InputError(f"{path}:{number}: expected a score, got label {label!r}") from None
+        with contextlib.suppress(ValueError):
+            if 0 <= (score := float(label)) <= 5:  # STS-B's range; nan and inf are not in it
+                return score
+        raise InputError(f"{path}:{number}: expected a score from 0 to 5, got label {label!r}; repair the row")
     if label not in task.labels:
         raise InputError(f"{path}:{number}: unknown label {label!r}; expected one of {', '.join(task.labels)}")
     return task.labels.index(label)

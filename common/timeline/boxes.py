@@ -1,4 +1,4 @@
-"""The parts of a timeline: boxes on the rows of ranks, and steps. Measured and predicted timelines look alike.
+"""The parts of a timeline: boxes on the rows of ranks, and steps.
 
 Every rank has two rows: "process" with its phases, and "network" with its collectives and messages. Times are seconds
 on one clock for all ranks; 0 is the beginning of the first step that is shown.
@@ -67,7 +67,6 @@ class Timeline:
     steps: tuple[Step, ...]
     boxes: tuple[Box, ...]
     clock_error: float = 0.0
-    predicted: bool = False
     notes: tuple[str, ...] = field(default=())  # lines below the picture
     labels: tuple[str, ...] = ()  # names of the ranks, where they are not rank 0, rank 1, ...
     run: str = ""  # drawn at random by rank 0 of a measured run; records of the same run hold it, too
@@ -80,8 +79,6 @@ class Timeline:
     @property
     def clock(self) -> str:
         """One line about the clock, for below the picture."""
-        if self.predicted:
-            return "predicted"
         if self.clock_error == 0:
             return "all ranks on one clock"
         return f"the clocks of two ranks differ by at most {self.clock_error * 1e3:.3f} ms"

@@ -13,21 +13,20 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import ProfilerActivity, profile
 
 from common.timeline.boxes import Box, Step
-from common.timeline.profile_events import MARK, numbered, read_profile
+from common.timeline.profile_events import numbered, read_profile
 from common.timeline.spans import Span, spans_of
 from common.timeline.waiting import Blocked, Message, blocked, own_code
 from common.workers.collectives import recorded
 
 SKIPPED = 2  # steps at the beginning: they warm up the caches, so their times are not typical
-MARKS = 5  # on each side of the steps, of which the most exact counts
 
 
 @dataclass
 class RankLog:
-    """The observations of one rank, in seconds of its own time.perf_counter(), give or take `error`.
+    """The observations of one rank, in seconds of its own time.time(), as the profiler measures them.
 
     micro_batches: "forward 2" and the like, of torch's pipeline schedules. partitions: the same, of a pipeline with
     threads; partition j is on row j + 1. averaging: own code in the phase communication; not known on a GPU.
@@ -41,7 +40,6 @@ class RankLog:
     messages: list[Message] = field(default_factory=list)
     blocked: list[Blocked] = field(default_factory=list)
     averaging: list[Box] = field(default_factory=list)
-    error: float = 0.0
     on_gpu: bool = False
 
 
@@ -54,7 +52,7 @@ class Capture:
         self._chosen = range(0)
         self._model: nn.Module | None = None
         self._profile: profile | None = None
-        self._marks: list[Span] = []  # in each, one event named MARK took place
+        self._offset = time.time() - time.perf_counter()
         self._traced: list[nn.Module] = []
         # This silences the profiler's log of starts and stops. It is read when the profiler is first used.
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
@@ -78,20 +76,20 @@ class Capture:
 
     def end_step(self, number: int, start: float, end: float) -> None:
         if number in self._chosen:
-            self.log.steps.append(Step(self.log.rank, number, start, end))
+            self.log.steps.append(Step(self.log.rank, number, start + self._offset, end + self._offset))
 
     def phase(self, name: str, start: float, end: float) -> None:
         if self._profile:
-            self.log.phases.append(self._process_box(name, (start, end)))
+            self.log.phases.append(self._process_box(name, (start + self._offset, end + self._offset)))
 
     @contextlib.contextmanager
     def box(self, phase: str, partition: int, micro_batch: int, device: torch.device) -> Iterator[None]:
         """Record the work on a micro-batch; a Pipe uses this in its worker threads."""
-        start = time.perf_counter()
+        start = time.time()
         yield
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        self.log.partitions.append(Box(partition + 1, "process", f"{phase} {micro_batch}", start, time.perf_counter()))
+        self.log.partitions.append(Box(partition + 1, "process", f"{phase} {micro_batch}", start, time.time()))
 
     def _start(self) -> None:
         self._profile = profile(activities=[ProfilerActivity.CPU], record_shapes=True)
@@ -99,25 +97,23 @@ class Capture:
         self._traced = self._pipes()
         for pipe in self._traced:
             pipe.trace = self  # type: ignore[assignment]
-        self._mark()
+        self._offset = time.time() - time.perf_counter()  # again: the system may have set its clock
 
     def stop(self) -> None:
         """End the profile, if one is running, and read it."""
         if self._profile is None:
             return
-        self._mark()
         self._profile.stop()
         for pipe in self._traced:
             pipe.trace = None  # type: ignore[assignment]
         with tempfile.TemporaryDirectory() as folder:
             self._profile.export_chrome_trace(str(Path(folder) / "profile.json"))
-            events = read_profile(Path(folder) / "profile.json", self._marks)
+            events = read_profile(Path(folder) / "profile.json")
         self._profile, self._count = None, 0
         of_group = [(entry.group, entry.sequence) for entry in recorded()]
         log = self.log
         log.messages = numbered(events.messages, of_group)
         log.micro_batches = [self._process_box(*micro_batch) for micro_batch in events.micro_batches]
-        log.error = events.error
         if log.on_gpu:  # the profile has the launches: a message seems to end when it is queued
             return
         for limits in spans_of(log.steps):
@@ -127,13 +123,6 @@ class Capture:
 
     def _process_box(self, name: str, span: Span) -> Box:
         return Box(self.log.rank, "process", name, *span)
-
-    def _mark(self) -> None:
-        for _ in range(MARKS):
-            before = time.perf_counter()
-            with record_function(MARK):
-                pass
-            self._marks.append((before, time.perf_counter()))
 
     def _pipes(self) -> list[nn.Module]:
         """The modules of the model that can be traced, and are not traced by somebody else."""

@@ -21,11 +21,10 @@ BOOT = Path("/proc/sys/kernel/random/boot_id")  # changes at every boot
 
 
 @dataclass(frozen=True)
-class Reading:
-    """At `time` of rank 0's clock, a rank's clock was ahead by `offset`, give or take `error` (seconds)."""
+class Clock:
+    """A rank's clock: how far it is ahead of rank 0's, give or take `error` (seconds)."""
 
-    time: float
-    offset: float = 0.0
+    ahead: float = 0.0
     error: float = 0.0
 
 
@@ -34,32 +33,29 @@ def this_machine() -> str:
     return BOOT.read_text().strip() if BOOT.exists() else socket.gethostname()
 
 
-def read_clocks(
-    device: torch.device, machine: str = "", now: Callable[[], float] = time.perf_counter
-) -> list[Reading] | None:
+def read_clocks(device: torch.device, machine: str = "", now: Callable[[], float] = time.time) -> list[Clock] | None:
     """Compare the clocks of all ranks; every rank of the process group must call this. Only rank 0 gets the result."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
     machines: list[str] = [""] * world_size
     dist.all_gather_object(machines, machine or this_machine())
     elsewhere = [other for other in range(world_size) if machines[other] != machines[0]]
     if rank == 0:
-        return [_ask(other, device, now) if other in elsewhere else Reading(now()) for other in range(world_size)]
+        return [_ask(other, device, now) if other in elsewhere else Clock() for other in range(world_size)]
     if rank in elsewhere:
         _answer(device, now)
     return None
 
 
-def _ask(rank: int, device: torch.device, now: Callable[[], float]) -> Reading:
+def _ask(rank: int, device: torch.device, now: Callable[[], float]) -> Clock:
     stamp = torch.zeros(1, dtype=torch.float64, device=device)
-    readings = []
+    clocks = []
     for _ in range(EXCHANGES):
         before = now()
         dist.send(stamp, rank)
         dist.recv(stamp, rank)
         other_time, after = stamp.item(), now()
-        middle = (before + after) / 2
-        readings.append(Reading(middle, other_time - middle, (after - before) / 2))
-    return min(readings, key=lambda reading: reading.error)
+        clocks.append(Clock(other_time - (before + after) / 2, (after - before) / 2))
+    return min(clocks, key=lambda clock: clock.error)
 
 
 def _answer(device: torch.device, now: Callable[[], float]) -> None:
@@ -69,21 +65,3 @@ def _answer(device: torch.device, now: Callable[[], float]) -> None:
         stamp.item()  # NCCL's recv returns before the message is here
         stamp.fill_(now())
         dist.send(stamp, 0)
-
-
-@dataclass(frozen=True)
-class Clock:
-    """Converts a rank's times to rank 0's clock, from two readings: one clock may also run faster than another."""
-
-    first: Reading
-    last: Reading
-
-    @property
-    def error(self) -> float:
-        return max(self.first.error, self.last.error)
-
-    def to_first_rank(self, seconds: float) -> float:
-        """Return the time on rank 0's clock at which this rank's clock showed `seconds`."""
-        passed = self.last.time - self.first.time
-        drift = (self.last.offset - self.first.offset) / passed if passed else 0.0
-        return self.first.time + (seconds - self.first.offset - self.first.time) / (1 + drift)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from common.figures import draw_into_files
 from common.timeline.boxes import Box, Timeline, Wait, lanes
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ def draw(timeline: Timeline, path: str | Path) -> None:
 
 def draw_below_each_other(timelines: Sequence[Timeline], path: str | Path) -> None:
     """Write one picture of several timelines to `path`, all on the same scale: what is longer takes more time."""
+    draw_into_files()
     from matplotlib import rc_context  # here: it takes half a second to load
     from matplotlib.figure import Figure
 

@@ -16,7 +16,6 @@ from common.timeline.spans import Span, merged
 from common.timeline.waiting import Message
 from common.workers.collectives import element_bytes
 
-MARK = "timeline: mark"
 # Operators that compute. Those of autograd and of the pipeline enclose others, and waits as well.
 COMPUTES = ("aten::", "torch::distributed::reducer::", "torch.distributed.ddp.reducer::")
 NAMES = {
@@ -39,7 +38,7 @@ MICRO_BATCH = re.compile(r"(Forward|Backward) (\d+)|PP:\d+(F|B)(\d+)")
 
 @dataclass(frozen=True)
 class Profile:
-    """The events that the profiler has seen, in seconds of time.perf_counter(), give or take `error`.
+    """The events that the profiler has seen, in seconds of time.time().
 
     busy: when torch computed. micro_batches: (name, span), such as "forward 2", of torch's pipeline schedules.
     """
@@ -47,42 +46,21 @@ class Profile:
     busy: list[Span]
     messages: list[Message]
     micro_batches: list[tuple[str, Span]]
-    error: float
 
 
-def read_profile(path: Path, marks: Sequence[Span]) -> Profile:
-    """Return what is in a trace of torch.profiler.
-
-    marks: during each, by time.perf_counter(), an event named MARK took place; as many before the steps as after them.
-    """
-    events = [e for e in json.loads(path.read_text())["traceEvents"] if e.get("ph") == "X" and "ts" in e]
+def read_profile(path: Path) -> Profile:
+    """Return what is in a trace of torch.profiler."""
+    trace = json.loads(path.read_text())
+    events = [e for e in trace["traceEvents"] if e.get("ph") == "X" and "ts" in e]
     events.sort(key=lambda event: event["ts"])
-    clock, error = _clock([event for event in events if event["name"] == MARK], marks)
 
     def span(event: dict) -> Span:
-        return clock(event["ts"]), clock(event["ts"] + event["dur"])
+        start = trace["baseTimeNanoseconds"] / 1e9 + event["ts"] / 1e6
+        return start, start + event["dur"] / 1e6
 
     busy = merged(span(event) for event in events if event["name"].startswith(COMPUTES))
     micro_batches = [(name, span(event)) for event in events if (name := _micro_batch(event["name"]))]
-    return Profile(busy, _messages(events, span), micro_batches, error)
-
-
-def _clock(mark_events: Sequence[dict], marks: Sequence[Span]) -> tuple[Callable[[float], float], float]:
-    """Return how to convert the profiler's microseconds, and the largest error of that."""
-    half = len(marks) // 2
-    points, errors = [], []
-    for part in (slice(0, half), slice(half, 2 * half)):
-        # The event was inside the mark: that gives the latest and the earliest possible difference of the clocks.
-        bounds = [
-            (after - (event["ts"] + event["dur"]) / 1e6, before - event["ts"] / 1e6, event["ts"])
-            for event, (before, after) in zip(mark_events[part], marks[part], strict=True)
-        ]
-        latest, earliest, at = min(bounds, key=lambda bound: bound[0] - bound[1])
-        points.append((at, (latest + earliest) / 2))
-        errors.append(abs(latest - earliest) / 2)
-    (first, offset), (second, later) = points
-    drift = (later - offset) / (second - first)
-    return lambda us: us / 1e6 + offset + (us - first) * drift, max(errors)
+    return Profile(busy, _messages(events, span), micro_batches)
 
 
 def _messages(events: Sequence[dict], span: Callable[[dict], Span]) -> list[Message]:

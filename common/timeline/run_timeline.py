@@ -17,7 +17,7 @@ from common.config import RunConfig
 from common.paths import shown
 from common.timeline.boxes import Box, Timeline, Wait
 from common.timeline.capture import Capture, RankLog
-from common.timeline.clocks import Clock, Reading, read_clocks
+from common.timeline.clocks import Clock, read_clocks
 from common.timeline.page import write_page
 from common.timeline.parts import parts, table
 from common.timeline.picture import draw
@@ -34,27 +34,23 @@ class RunTimeline:
         self.capture = Capture(worker.rank, config.timeline, worker.device.type == "cuda")
         self._title = f"{config.task}, {config.world_size} worker{'s' if config.world_size > 1 else ''}"
         self._worker = worker
-        self._clocks: list[list[Reading]] = []  # on rank 0: of every rank, before and after training
+        self._clocks = [Clock()]  # on rank 0: of every rank
         self._timeline: Timeline | None = None
 
     def read_clocks(self) -> None:
-        """Compare the clocks of all ranks. Every rank must call it, before training and after it."""
+        """Compare the clocks of all ranks. Every rank must call it, before training."""
         if self._worker.world_size > 1:
-            self._clocks.append(read_clocks(self._worker.device) or [])
-        else:
-            self._clocks.append([Reading(0.0)])
+            self._clocks = read_clocks(self._worker.device) or []
 
     def finish(self) -> dict | None:
         """Bring together what all ranks saw; return this rank's numbers for its record. Every rank must call it."""
         self.capture.stop()
         if not self.capture.log.steps:
             return None
-        self.read_clocks()
         everyone = gather(self.capture.log)
         numbers: list = [None]
         if everyone:
-            clocks = [Clock(first, last) for first, last in zip(*self._clocks, strict=True)]
-            self._timeline = assemble(self._title, secrets.token_hex(8), everyone, clocks)
+            self._timeline = assemble(self._title, secrets.token_hex(8), everyone, self._clocks)
             rows = [asdict(row) for row in parts(self._timeline)]
             numbers = [{"run": self._timeline.run, "clock_error": self._timeline.clock_error, "steps": rows}]
         if self._worker.world_size > 1:
@@ -90,26 +86,24 @@ def gather(log: RankLog) -> list[RankLog]:
 def assemble(title: str, run: str, everyone: Sequence[RankLog], clocks: Sequence[Clock]) -> Timeline:
     """Return the timeline of all ranks. clocks: one for each rank."""
     pairs = list(zip(everyone, clocks, strict=True))
-    zero = min(clock.to_first_rank(step.start) for log, clock in pairs for step in log.steps)
-    moved = [shifted(log, clock, zero) for log, clock in pairs]
+    zero = min(step.start - clock.ahead for log, clock in pairs for step in log.steps)
+    moved = [shifted(log, -clock.ahead - zero) for log, clock in pairs]
     if moved[0].partitions:
         return timeline_of_threads(title, run, moved[0])
     calls = by_key([log.messages for log in moved])
     steps = [step for log in moved for step in log.steps]
     boxes = [box for log in moved for box in [*process_boxes(log), *network_boxes(log, calls)]]
-    errors = sorted(log.error + clock.error for log, clock in pairs)
-    error = sum(errors[-2:]) if len(moved) > 1 else 0.0
+    error = sum(sorted(clock.error for clock in clocks)[-2:])
     on_gpu = any(log.on_gpu for log in moved)
     notes = (ON_GPU,) if on_gpu else ()
     return Timeline(title, len(moved), tuple(steps), tuple(boxes), error, notes=notes, run=run, on_gpu=on_gpu)
 
 
-def shifted(log: RankLog, clock: Clock, zero: float) -> RankLog:
-    """Return the same with every time on rank 0's clock, counted from `zero`."""
+def shifted(log: RankLog, seconds: float) -> RankLog:
+    """Return the same with every time later by so many seconds."""
 
     def moved(part):
-        start, end = (clock.to_first_rank(seconds) - zero for seconds in (part.start, part.end))
-        return replace(part, start=start, end=end)
+        return replace(part, start=part.start + seconds, end=part.end + seconds)
 
     lists = {name: value for name, value in vars(log).items() if isinstance(value, list)}
     parts_of_log: dict[str, Any] = {name: [moved(part) for part in value] for name, value in lists.items()}

@@ -8,21 +8,13 @@ The recorder is an internal part of PyTorch. If it is missing, everything here r
 import math
 import os
 import pickle
-import threading
-import time
-from bisect import bisect_right
 from collections import Counter
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
-from common.workers.rows import Calls
-
 BUFFER = 4000
-ITERATIONS = 1000  # whose calls are kept
-# In these, every rank passes tensors of the same shape; in the others, only some ranks pass tensors.
-SAME_SHAPES = ("all_reduce", "all_gather", "broadcast", "reduce", "all_to_all")
 
 
 def turn_on_recorder() -> None:
@@ -38,7 +30,6 @@ class Collective:
     name: str  # all_reduce, gather, ...
     bytes: int  # of this rank's input tensors
     shapes: tuple
-    created_ns: int = 0  # when it was called, in the system's time
     is_pending: bool = False  # started and not completed
     group: str = ""  # the process group, and which of its calls this is: the same on all ranks of the group
     sequence: int = 0
@@ -54,11 +45,6 @@ class Collective:
     def tensors(self) -> str:
         """Their shapes in words, such as (16x4)."""
         return "(" + ", ".join("x".join(map(str, shape)) or "a number" for shape in self.shapes) + ")"
-
-    @property
-    def signature(self) -> str:
-        """What must agree between ranks: the collective and, where all pass the same shapes, these."""
-        return f"{self.name} {self.tensors}" if self.name in SAME_SHAPES else self.name
 
     def __str__(self) -> str:
         return f"{self.name} #{self.number + 1} {self.tensors}"
@@ -80,6 +66,11 @@ def recorded() -> list[Collective]:
     return collectives
 
 
+def pending() -> Collective | None:
+    """Return the first collective that this rank has called and that is not complete."""
+    return next((entry for entry in recorded() if entry.is_pending), None)
+
+
 def uses_nccl() -> bool:
     """Return whether this rank is in a process group of NCCL."""
     return dist.is_initialized() and dist.get_backend() == "nccl"
@@ -97,57 +88,24 @@ def _dump() -> bytes:
 
 
 class CollectiveLog:
-    """Counts the collectives of a run by name and by iteration, without a limit."""
+    """Counts the collectives of a run by name, however many there are."""
 
     def __init__(self) -> None:
-        self.begun: list[int] = []  # when each iteration began, in the system's time
-        self.total: Counter[str] = Counter()  # since the process group was created, whatever was forgotten
-        self._of_iteration: dict[int, list[str]] = {}  # iteration, from 1 -> its calls; 0: before the first
-        self._first = 0  # the first iteration whose calls are all known
-        self._lock = threading.Lock()  # the watchdog reads while the main thread waits
         self._count: Counter[str] = Counter()
         self._bytes: Counter[str] = Counter()
         self._last = -1
         self._iterations_until_full = 0
         self._iterations = 0
 
-    def begin_iteration(self) -> None:
-        """Begin the next iteration, to which all later calls belong: the recorder knows the time of every call."""
-        self.begun.append(time.time_ns())
-
-    def iteration_at(self, nanoseconds: int) -> int:
-        """Return the iteration at this time, from 1; 0 before the first."""
-        return bisect_right(self.begun, nanoseconds)
-
-    def drain(self, entries: list[Collective] | None = None) -> int:
+    def drain(self) -> int:
         """Add the entries since the last call; return their number, with those that are left out."""
-        with self._lock:
-            before = self._last
-            entries = recorded() if entries is None else entries
-            fresh = [entry for entry in entries if entry.entry > before]
-            if fresh and fresh[0].number > 0 and len(fresh) == len(entries):  # the recorder has overwritten some
-                self._first = self.iteration_at(fresh[0].created_ns) + 1
-            for entry in fresh:
+        before = self._last
+        for entry in recorded():
+            if entry.entry > before:
                 self._count[entry.name] += 1
                 self._bytes[entry.name] += entry.bytes
-                self.total[entry.name] += 1
-                self._of_iteration.setdefault(self.iteration_at(entry.created_ns), []).append(entry.signature)
                 self._last = entry.entry
-            self._first = max(self._first, len(self.begun) + 1 - ITERATIONS)
-            for old in [iteration for iteration in self._of_iteration if iteration < self._first]:
-                del self._of_iteration[old]
-            return self._last - before
-
-    def calls(self) -> Calls:
-        """Return what other ranks need to compare their calls with those of this one."""
-        with self._lock:
-            changes: dict[int, list[str]] = {}
-            before: list[str] | None = None
-            for iteration in range(self._first, len(self.begun) + 1):
-                made = self._of_iteration.get(iteration, [])
-                if made != before:
-                    changes[iteration] = before = made
-            return Calls(dict(self.total), self._first, len(self.begun), changes)
+        return self._last - before
 
     def forget(self) -> None:
         """Forget earlier entries and start to count."""
@@ -186,6 +144,6 @@ def _collective(entry: dict, messages_before: int = 0) -> Collective:
     # Gloo marks an entry as retired when it is complete. NCCL only does so later, in a thread of its own.
     on_nccl = entry["profiling_name"].startswith("nccl:")
     pending = entry["state"] != "completed" if on_nccl else not entry.get("retired", True)
-    created, number = entry.get("time_created_ns") or 0, entry["record_id"] - messages_before
+    number = entry["record_id"] - messages_before
     group, sequence = str(entry.get("process_group", [""])[0]), entry.get("collective_seq_id") or 0
-    return Collective(number, name, sum(sizes), shapes, created, pending, group, sequence, messages_before, dtypes)
+    return Collective(number, name, sum(sizes), shapes, pending, group, sequence, messages_before, dtypes)

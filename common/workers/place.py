@@ -2,8 +2,8 @@
 
 from argparse import Namespace
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from common.config import Place
 from common.errors import InputError
 from common.flags import or_default
 from common.workers.machine import device_and_backend, workers_on_machine
@@ -11,19 +11,6 @@ from common.workers.machine import device_and_backend, workers_on_machine
 WORLD_SIZES = range(1, 65)
 PORT = 6585
 COURSE_PORT = 11868  # of the course's `setup`
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a worker is among the others, and how it reaches them; fields as in RunConfig."""
-
-    rank: int
-    rank_on_node: int
-    world_size: int
-    master_ip: str
-    master_port: int
-    backend: str
-    no_cuda: bool  # on request, or because the machine has fewer GPUs than workers
 
 
 def place_worker(flags: Namespace, environment: Mapping[str, str]) -> Place:

@@ -5,25 +5,30 @@
 
 Before `join`, it chooses the network interface that leads to the master, and the workers announce themselves. So a
 worker that was started twice, runs another task or has another --world_size is reported at once, and a missing worker
-after --join_seconds. After `join`, a worker whose peer dies, or that cannot make progress, compares itself with the
-others, reports who waits where, and exits with code 3. A worker on its own that cannot make progress does the same.
+after --join_seconds. After `join`, if a worker dies or none makes progress, one of them reports who waits where, and
+all exit with code 3 (watch.py). A worker on its own that makes no progress does the same.
 """
 
 import contextlib
 import os
+import sys
+import tempfile
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from common.config import RunConfig
 from common.errors import InputError
+from common.workers.channel import Process
 from common.workers.collectives import CollectiveLog, turn_on_recorder
 from common.workers.machine import interfaces, own_address
-from common.workers.pulse import Pulse
-from common.workers.roll_call import call_the_roll
-from common.workers.watchdog import Watchdog, deadline
+from common.workers.pulse import Pulse, noted_calls
+from common.workers.roll_call import Roll, call_the_roll
+from common.workers.watch import Watch, stop
 
 
 @dataclass(frozen=True)
@@ -66,32 +71,74 @@ def process_group(config: RunConfig, join: Callable[[RunConfig], None] | None = 
     if join is None:
         if config.world_size > 1:
             raise InputError(f"--world_size: this script runs on one worker, got {config.world_size}; see task 2a")
-        watchdog = Watchdog(config, worker.pulse, worker.collectives, in_group=False)
+        watch = Watch(config, worker.pulse, Roll({0: Process()}, {}), {}, in_group=False)
         try:
             yield worker
         finally:
-            watchdog.close()
+            watch.close()
         return
     turn_on_recorder()
     share_cores(config)
     choose_interface(config.master_ip)
-    call_the_roll(config)
-    with deadline(config.join_seconds, f"rank {config.rank}: init_process_group did not return"):
-        _join(config, join)
-    watchdog = Watchdog(config, worker.pulse, worker.collectives)
-    try:
-        yield worker
-    except BaseException as error:
-        if isinstance(error, RuntimeError) and _is_lost_contact(error):
-            watchdog.lost_contact(_reason(error), error.__traceback__)
-        watchdog.failed(error)
-        watchdog.close()
-        if "Duplicate GPU" in str(error):
-            raise InputError(f"{_reason(error)}; NCCL needs a GPU for each worker: add --no_cuda") from error
-        raise
-    watchdog.leave_together()
+    with contextlib.ExitStack() as files:
+        roll, notes = _meet(config, join, files)
+        watch = Watch(config, worker.pulse, roll, notes)
+        try:
+            with noted_calls(worker.pulse, notes[config.rank]):
+                yield worker
+        except BaseException as error:
+            if isinstance(error, RuntimeError) and _is_lost_contact(error) and config.world_size > 1:
+                watch.lost_contact(_reason(error), error.__traceback__)
+            watch.failed(error)
+            if "Duplicate GPU" in str(error):
+                raise InputError(f"{_reason(error)}; NCCL needs a GPU for each worker: add --no_cuda") from error
+            raise
+        watch.leave_together()
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def _meet(
+    config: RunConfig, join: Callable[[RunConfig], None], files: contextlib.ExitStack
+) -> tuple[Roll, dict[int, int]]:
+    """Call the roll and join; return the roll, and the files for the calls of the ranks on this machine.
+
+    Each rank opens the others' files before it joins. When all have joined, the names are no longer needed, and without
+    them nothing is left behind, however the run ends.
+    """
+    own, name = tempfile.mkstemp(prefix="cos598d_rank_")
+    files.callback(os.close, own)
+    try:
+        roll = call_the_roll(config, name)
+        notes = {config.rank: own}
+        for rank, process in roll.processes.items():
+            with contextlib.suppress(OSError):  # it is on another machine
+                notes[rank] = os.open(process.notes, os.O_RDONLY) if rank != config.rank else own
+        with _deadline(config):
+            _join(config, join)
+    finally:
+        Path(name).unlink()
+    for rank in notes.keys() - {config.rank}:
+        files.callback(os.close, notes[rank])
+    return roll, notes
+
+
+@contextlib.contextmanager
+def _deadline(config: RunConfig) -> Iterator[None]:
+    """End the process with one line if the block takes longer than --join_seconds."""
+
+    def end() -> None:
+        late = f"init_process_group did not return within {config.join_seconds:g} s (--join_seconds)"
+        print(f"error: rank {config.rank}: {late}", file=sys.stderr)
+        stop(2)
+
+    timer = threading.Timer(config.join_seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def choose_device(config: RunConfig) -> torch.device:

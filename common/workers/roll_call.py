@@ -1,58 +1,49 @@
 """Before joining the process group, every worker announces itself, so that a mistake is reported and does not hang.
 
-The first worker listens on master_ip:master_port, the others connect and send one line of JSON. It greets each, tells
-all of them when all are there or what is wrong, closes, and leaves the port to the lesson's own init_process_group.
+Rank 0 listens on master_ip:master_port. The others connect and say who they are, and rank 0 greets each. When all are
+there, it says so to all, or what is wrong, and leaves the port to the lesson's own init_process_group. The connections
+stay: on them, a rank learns at once that another one has ended, and where each of them is (watch.py).
 """
 
 import contextlib
 import errno
-import json
+import itertools
 import os
-import select
 import socket
 import sys
 import time
 from dataclasses import asdict, dataclass
+from datetime import timedelta
+
+import torch.distributed as dist
 
 from common.config import RunConfig
-from common.errors import InputError
-from common.workers.exchange import Process
-from common.workers.rows import RANK_0_LEFT, RANK_0_SAYS
+from common.errors import InputError, OtherRankError
+from common.workers.channel import Channel, Process
+from common.workers.machine import own_address
 
 GREETING_SECONDS = 2.0  # rank 0 greets at once; a run that has begun never does
 ANSWER_SECONDS = 10.0  # how much longer than --join_seconds another rank waits for rank 0's answer
 IN_USE = "a run that has begun, or another program, uses this port"
-
-
 # What must be the same on all workers (the timeline communicates, too), and how a difference is said.
 COMPARED = {"world_size": "has --world_size", "task": "runs", "timeline": "has --timeline", "backend": "uses"}
 
+_groups_joined = itertools.count()  # by this process
+
 
 @dataclass(frozen=True)
-class Caller:
-    """A worker that has announced itself, and the connection on which it waits for the answer."""
+class Roll:
+    """All ranks, and this one's channels: on rank 0 to every other rank, on these to rank 0."""
 
-    connection: socket.socket
-    process: Process
-
-    def send(self, **words: object) -> None:
-        """Send the words; a worker that has left cannot receive them, and says itself why it left."""
-        with contextlib.suppress(OSError):
-            self.connection.sendall(json.dumps(words).encode() + b"\n")
-
-    def has_left(self) -> bool:
-        """Return whether its end is closed: stopped by Ctrl-C, for instance."""
-        try:
-            says_something = select.select([self.connection], [], [], 0)[0]
-            return bool(says_something) and self.connection.recv(1, socket.MSG_PEEK) == b""
-        except OSError:
-            return True
+    processes: dict[int, Process]
+    channels: dict[int, Channel]
 
 
-def call_the_roll(config: RunConfig) -> None:
+def call_the_roll(config: RunConfig, notes: str = "") -> Roll:
     """Return when all workers have connected. Otherwise raise InputError on every worker, with the reason."""
-    if config.world_size == 1 or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-        return  # torchrun counts its workers itself, and its own store listens on the port
+    own = Process(notes=notes)
+    if config.world_size == 1:
+        return Roll({0: own}, {})
     try:
         socket.getaddrinfo(config.master_ip, None)
     except socket.gaierror as error:
@@ -61,119 +52,142 @@ def call_the_roll(config: RunConfig) -> None:
             "address, or a name that every machine knows"
         ) from None
     deadline = time.monotonic() + config.join_seconds
-    (_answer_all if config.rank == 0 else _report_in)(config, deadline)
+    store = _store_of_torchrun(config)
+    if config.rank == 0:
+        with _listen(config, own, at_master_port=store is None) as server:
+            if store:
+                store.set("rank 0", "{} {}".format(*server.getsockname()))
+            return _answer_all(server, config, own, deadline)
+    address, port = store.get("rank 0").decode().split() if store else (config.master_ip, config.master_port)
+    return _report_in((address, int(port)), config, own, deadline)
 
 
-def _answer_all(config: RunConfig, deadline: float) -> None:
+def _store_of_torchrun(config: RunConfig) -> dist.Store | None:
+    """Return the store that listens on --master_port under torchrun; there, rank 0 takes a port of its own."""
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return None
+    timeout = timedelta(seconds=config.join_seconds)
+    store = dist.TCPStore(config.master_ip, config.master_port, is_master=False, timeout=timeout)
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return dist.PrefixStore(f"roll call {attempt}, {next(_groups_joined)}", store)
+
+
+def _answer_all(server: socket.socket, config: RunConfig, own: Process, deadline: float) -> Roll:
     """On rank 0: wait for the others, then send the result to all of them."""
-    there: dict[int, Caller] = {}
+    there: dict[int, tuple[Process, Channel]] = {}
     twice: list[str] = []
     wrong = ""
-    with contextlib.ExitStack() as stack:
-        server = stack.enter_context(_listen(config))
-        while not wrong:
-            if len(there) == config.world_size - 1:
-                there = {rank: caller for rank, caller in there.items() if not caller.has_left()}
-            if len(there) == config.world_size - 1:
-                break  # all are there, and nobody was stopped while the others were waited for
-            server.settimeout(max(0.01, deadline - time.monotonic()))
-            try:
-                connection = stack.enter_context(server.accept()[0])
-            except TimeoutError:
-                missing = [str(rank) for rank in range(1, config.world_size) if rank not in there]
-                wrong = (
-                    f"rank {', '.join(missing)} of {config.world_size} did not connect within "
-                    f"{config.join_seconds:g} s; start every worker with the same --master_ip, --master_port "
-                    f"and --world_size{''.join(f' ({one})' for one in twice)}"
-                )
-                break
-            connection.settimeout(5)
-            wrong = _check_in(connection, config, there, twice)
-        server.close()  # before the answer: what connects from now on is meant for the lesson's own store
-        for caller in there.values():
-            caller.send(wrong=wrong)
+    while not wrong:
+        if len(there) == config.world_size - 1:
+            for rank, (_, channel) in list(there.items()):
+                if _has_left(channel):  # stopped while the others were waited for
+                    del there[rank]
+        if len(there) == config.world_size - 1:
+            break
+        server.settimeout(max(0.01, deadline - time.monotonic()))
+        try:
+            channel = Channel(server.accept()[0])
+        except TimeoutError:
+            missing = [str(rank) for rank in range(1, config.world_size) if rank not in there]
+            wrong = (
+                f"rank {', '.join(missing)} of {config.world_size} did not connect within "
+                f"{config.join_seconds:g} s; start every worker with the same --master_ip, --master_port "
+                f"and --world_size{''.join(f' ({one})' for one in twice)}"
+            )
+            break
+        wrong = _check_in(channel, config, own, there, twice)
+    server.close()  # before the answer: what connects from now on is meant for the lesson's own store
+    processes = {0: own} | {rank: process for rank, (process, _) in sorted(there.items())}
+    for _, channel in there.values():
+        channel.send(wrong=wrong, processes={rank: asdict(process) for rank, process in processes.items()})
     if wrong:
         raise InputError(wrong)
+    return Roll(processes, {rank: channel for rank, (_, channel) in there.items()})
 
 
-def _check_in(connection: socket.socket, config: RunConfig, there: dict[int, Caller], twice: list[str]) -> str:
-    """Read one worker's line; return what is wrong with the whole run, "" if nothing is.
+def _has_left(channel: Channel) -> bool:
+    channel.receive(0)
+    return channel.has_left
+
+
+def _check_in(
+    channel: Channel, config: RunConfig, own: Process, there: dict[int, tuple[Process, Channel]], twice: list[str]
+) -> str:
+    """Read one worker's message; return what is wrong with the whole run, "" if nothing is.
 
     If a rank was started twice, only the second process is refused.
     """
     try:
-        who = json.loads(connection.makefile("rb").readline(1000))
-        rank, caller = int(who["rank"]), Caller(connection, Process(**who["process"]))
+        who = channel.receive(5)[0]
+        rank, process = int(who["rank"]), Process(**who["process"])
         differing = [name for name in COMPARED if who[name] != getattr(config, name)]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (IndexError, ValueError, KeyError, TypeError):
         return ""  # not one of ours, for instance a port scan: continue to wait
-    if rank == 0 or (rank in there and not there[rank].has_left()):
-        first = Process() if rank == 0 else there[rank].process
-        caller.send(wrong=f"rank {rank} has already joined ({first}): start this worker with another --local_rank")
-        twice.append(f"rank {rank} was started twice, the second time as {caller.process}")
+    if rank == 0 or (rank in there and not _has_left(there[rank][1])):
+        first = own if rank == 0 else there[rank][0]
+        channel.send(wrong=f"rank {rank} has already joined ({first}): start this worker with another --local_rank")
+        twice.append(f"rank {rank} was started twice, the second time as {process}")
         print(f"{twice[-1]}: refused; still waiting for the others", file=sys.stderr, flush=True)
         return ""
-    caller.send(greeting="wait for the others")
-    there[rank] = caller  # the wrong one gets the message as well
+    channel.send(greeting="wait for the others")
+    there[rank] = process, channel  # the wrong one gets the answer as well
     if not differing:
         return ""
     name = differing[0]
     has, advice = COMPARED[name], "; use --no_cuda everywhere" if name == "backend" else ""
-    return f"rank {rank} ({caller.process}) {has} {who[name]}, rank 0 {has} {getattr(config, name)}{advice}"
+    return f"rank {rank} ({process}) {has} {who[name]}, rank 0 {has} {getattr(config, name)}{advice}"
 
 
-def _listen(config: RunConfig) -> socket.socket:
+def _listen(config: RunConfig, own: Process, at_master_port: bool) -> socket.socket:
+    if not at_master_port:
+        return socket.create_server((own_address(config.master_ip), 0), backlog=config.world_size)
     place = (config.master_ip, config.master_port)
     try:
         return socket.create_server(place, backlog=config.world_size)
     except OSError as error:
-        answer = ""
         if error.errno == errno.EADDRINUSE:
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-                with socket.create_connection(place, timeout=GREETING_SECONDS) as connection:
-                    answer = _announce(connection, config)  # of a rank 0 that waits for its workers
-        if answer:
-            raise InputError(answer) from None
+            with contextlib.suppress(OSError):
+                channel = Channel(socket.create_connection(place, GREETING_SECONDS))
+                _announce(channel, config, own)
+                for answer in channel.receive(GREETING_SECONDS):  # of a rank 0 that waits for its workers
+                    raise InputError(answer["wrong"]) from None
         hint = f"{IN_USE}: choose another --master_port"
         if "assign" in str(error):
             hint = "--master_ip must be an address of the machine on which rank 0 runs"
         raise InputError(f"rank 0 cannot listen on {place[0]}:{place[1]} ({error.strerror or error}); {hint}") from None
 
 
-def _announce(connection: socket.socket, config: RunConfig) -> str:
-    """Send this worker's line; return what rank 0 answers. Raises OSError or ValueError if that is no answer."""
-    who = {name: getattr(config, name) for name in ("rank", *COMPARED)}
-    with connection.makefile("rw", encoding="utf-8") as line:
-        line.write(json.dumps({**who, "process": asdict(Process())}) + "\n")
-        line.flush()
-        if config.rank and not select.select([connection], [], [], GREETING_SECONDS)[0]:
-            place = f"{config.master_ip}:{config.master_port}"
-            waits = f"rank {config.rank}: no answer from {place} yet; perhaps {IN_USE}; still waiting"
-            print(waits, file=sys.stderr, flush=True)
-        answer = json.loads(line.readline(10_000))
-        return (answer if "wrong" in answer else json.loads(line.readline(10_000)))["wrong"]
+def _announce(channel: Channel, config: RunConfig, own: Process) -> None:
+    channel.send(**{name: getattr(config, name) for name in ("rank", *COMPARED)}, process=asdict(own))
 
 
-def _report_in(config: RunConfig, deadline: float) -> None:
+def _report_in(place: tuple[str, int], config: RunConfig, own: Process, deadline: float) -> Roll:
     """On any other rank: connect to rank 0, announce this rank, wait for the answer."""
-    with _connect(config, deadline) as connection:
-        # Rank 0 answers when all have connected, or after its own --join_seconds.
-        connection.settimeout(max(1.0, deadline - time.monotonic()) + ANSWER_SECONDS)
-        try:
-            wrong = _announce(connection, config)
-        except TimeoutError:
-            place = f"{config.master_ip}:{config.master_port}"
+    channel = Channel(_connect(place, config, deadline))
+    _announce(channel, config, own)
+    # Rank 0 answers when all have connected, or after its own --join_seconds.
+    latest = max(time.monotonic() + 1, deadline) + ANSWER_SECONDS
+    messages = channel.receive(GREETING_SECONDS)
+    if not (messages or channel.has_left):
+        waits = f"no answer from {place[0]}:{place[1]} yet; perhaps {IN_USE}; still waiting"
+        print(f"rank {config.rank}: {waits}", file=sys.stderr, flush=True)
+    while not (messages and "wrong" in messages[-1]):
+        if channel.has_left:
+            raise OtherRankError(f"rank {config.rank}: rank 0 exited before all workers had connected; see its output")
+        if time.monotonic() > latest:
             raise InputError(
-                f"rank {config.rank}: no answer from {place}; {IN_USE}: choose another --master_port"
-            ) from None
-        except (OSError, ValueError, KeyError, TypeError):
-            raise InputError(f"rank {config.rank}: {RANK_0_LEFT}; see its output") from None
-    if wrong:
-        raise InputError(wrong if "has already joined" in wrong else f"{RANK_0_SAYS} {wrong}")
+                f"rank {config.rank}: no answer from {place[0]}:{place[1]}; {IN_USE}: choose another --master_port"
+            )
+        messages += channel.receive(latest - time.monotonic())
+    answer = messages[-1]
+    if "processes" not in answer:  # this rank was refused, and the others still wait
+        raise InputError(answer["wrong"])
+    if answer["wrong"]:
+        raise OtherRankError(f"rank 0 says: {answer['wrong']}")
+    return Roll({int(rank): Process(**process) for rank, process in answer["processes"].items()}, {0: channel})
 
 
-def _connect(config: RunConfig, deadline: float) -> socket.socket:
-    place = (config.master_ip, config.master_port)
+def _connect(place: tuple[str, int], config: RunConfig, deadline: float) -> socket.socket:
     reason: OSError = TimeoutError("no answer")
     while time.monotonic() < deadline:
         try:

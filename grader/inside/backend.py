@@ -10,6 +10,7 @@ import datetime
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
@@ -197,7 +198,7 @@ class BrokeredGroup(ProcessGroup):
             "shape": shape,
             "dtype": dtype,
             "async": asynchronous,
-            "payload": torch.frombuffer(bytearray(b"".join(payload)), dtype=torch.uint8) if any(payload) else None,
+            "payload": np.frombuffer(b"".join(payload), np.uint8) if any(payload) else None,
         }
         sends = inputs if name == "send" else []
         for handle in list(self._wire.pending.values()):

@@ -1,4 +1,4 @@
-"""The view that code in a rank has of its run: the student's files, events, requests to the grader."""
+"""The view that code in a rank has of its run: the student's files, events, measurements."""
 
 import functools
 import gc
@@ -16,7 +16,7 @@ import torch.distributed as dist
 from grader.wire.connection import Wire
 from grader.wire.values import Fields
 
-PARAMETERS = 400  # several times as many as a tested model has
+PARAMETERS = 100  # several times as many as a tested model has
 
 
 class Context:
@@ -53,15 +53,13 @@ class Context:
         sys.path[1:1] = [str(file.parent)]  # where `python file.py` would look first; the tree's root stays in front
         spec.loader.exec_module(module)
         self.during = before
-        self.scatter()
         return module
 
     def scatter(self) -> None:
         """Let the next parameters lie anywhere, so that `for parameter in set(parameters)` has another order on every
-        rank. Call this just before making parameters, since loading a file takes free places.
+        rank. Call this just before making parameters.
 
         It makes parameters and frees half of them in a random order: new parameters take their places in this order.
-        A parameter costs 5 us, for a copied page.
         """
         dice = random.SystemRandom()
         objects: list[Any] = [torch.nn.Parameter(torch.empty(1)) for _ in range(PARAMETERS)]
@@ -79,16 +77,8 @@ class Context:
         """Note an event in the rank's list, between the collectives before and after it."""
         self._wire.event(name, data)
 
-    def ask(self, what: str, **data: object) -> Any:
-        """Return the reply of the run's referee, in the grader's process; see grader/ranks/referee.py."""
-        return self._wire.ask(what, data)
-
-    def later(self, key: str) -> Any:
-        """Return one piece of the argument `later`. The grader sends it now, and notes when it did."""
-        return self._wire.later(key)
-
     def measure(self, point: str) -> None:
-        """Wait until all ranks are here and the zygote has measured their memory, see Result.memory.
+        """Wait until all ranks are here and the grader has measured their memory, see Result.memory.
 
         Before that all ranks meet once without a point: then each has read all answers that were still in transit.
         """

@@ -18,11 +18,12 @@ from grader.inside.backend import BrokeredGroup
 from grader.wire.connection import Wire
 from grader.wire.values import Fields
 
+OF_INIT, OF_NEW_GROUP = inspect.signature(dist.init_process_group), inspect.signature(dist.new_group)
+
 
 def install(wire: Wire, rank: int, world_size: int) -> None:
     """Let init_process_group and new_group of this process make the grader's groups, for every backend."""
     real_init = dist.init_process_group
-    signature = inspect.signature(real_init)
     joined = 0
 
     def create(options: Any, _backend_options: Any) -> BrokeredGroup:
@@ -33,7 +34,7 @@ def install(wire: Wire, rank: int, world_size: int) -> None:
     def init_process_group(*arguments: Any, **keywords: Any) -> None:
         """Report the arguments to the grader, wait for all ranks, and make the broker's group."""
         nonlocal joined
-        given = signature.bind(*arguments, **keywords).arguments
+        given = OF_INIT.bind(*arguments, **keywords).arguments
         if os.getpid() != wire.pid or dist.is_initialized():
             return real_init(*arguments, **keywords)  # the student's own process, or torch's error for joining twice
         fields = rendezvous(given) | {"backend": str(given["backend"]) if given.get("backend") else None}
@@ -43,12 +44,11 @@ def install(wire: Wire, rank: int, world_size: int) -> None:
         real_init("grader", store=dist.HashStore(), rank=rank, world_size=world_size)
 
     real_new_group = dist.new_group
-    of_new_group = inspect.signature(real_new_group)
 
     @functools.wraps(real_new_group)
     def new_group(*arguments: object, **keywords: object) -> Any:
         """Make the grader's group whatever backend is asked for, as init_process_group does."""
-        given = of_new_group.bind(*arguments, **keywords).arguments
+        given = OF_NEW_GROUP.bind(*arguments, **keywords).arguments
         if given.get("backend") is not None and os.getpid() == wire.pid:
             given["backend"] = "grader"
         return real_new_group(**given)

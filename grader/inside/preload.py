@@ -6,6 +6,7 @@ A rank that needs more imports it itself, which costs seconds in each rank.
 import contextlib
 import gc
 import importlib
+import sys
 from collections.abc import Iterator
 
 FIRST = "torch"
@@ -37,7 +38,11 @@ GROUPS = {
         "transformers.models.auto.tokenization_auto",
     ),
 }
-MODELS = ("scripts", "steps", "models")
+# What scripts import of common/, with all that these modules import; none of them imports a file with a region.
+COMMON = (
+    "common.arguments", "common.data.glue", "common.data.oscar", "common.evaluation", "common.models.fit",
+    "common.models.load", "common.record",
+)  # fmt: skip
 
 
 def _compile_patterns() -> None:
@@ -72,7 +77,29 @@ def load(group: str) -> None:
     with without_collections():
         for name in GROUPS[group]:
             importlib.import_module(name)
+        if group == FIRST:
+            importlib.import_module("grader.inside.refusals").install()
         if group == "steps":
             _record_something()
         if group == "models":
             _compile_patterns()
+
+
+def load_common(tree: str) -> None:
+    """Import what scripts import of a tree's common/, which must be as it was given out: no line that a student may
+    change runs in the zygote. So a whole hand-in takes a fifth less CPU time than with an import in each rank."""
+    sys.path.append(tree)
+    try:
+        with without_collections():
+            for name in COMMON:
+                importlib.import_module(name)
+    except Exception:  # the ranks will say why
+        forget_common()
+    finally:
+        sys.path.remove(tree)
+
+
+def forget_common() -> None:
+    """Remove these modules, for a rank of another tree: it imports its own."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "common"]:
+        del sys.modules[name]

@@ -1,15 +1,11 @@
-"""Refuses some things to a student's code, with helpful messages: importing the graders, and a debugger.
+"""Refuses a debugger to a student's code, with a helpful message, and lets a DataLoader start no processes.
 
-This is no protection: student code shares this process and can change all of it. The kernel protects (staff/sandbox),
-and judges believe nothing that a rank says about itself; see docs/grading_limits.md.
+This is no protection: student code shares this process and can change all of it. The kernel protects (staff/sandbox).
 """
 
 import functools
-import importlib.abc
 import inspect
 import sys
-from collections.abc import Sequence
-from importlib.machinery import ModuleSpec
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -18,29 +14,14 @@ NO_DEBUGGER = (
     "a debugger cannot use the terminal while the graders run; use `python -m grader.debug REGION --rank RANK` instead"
 )
 OF_WORKERS = {
-    "num_workers",
-    "timeout",
-    "worker_init_fn",
-    "multiprocessing_context",
-    "prefetch_factor",
-    "persistent_workers",
-}
+    "num_workers", "timeout", "worker_init_fn", "multiprocessing_context", "prefetch_factor", "persistent_workers"
+}  # fmt: skip
 
 
-class NoGraders(importlib.abc.MetaPathFinder):
-    """Refuses `import grader`, which works where a student runs the graders and not where they give points."""
-
-    def find_spec(self, fullname: str, _path: Sequence[str] | None = None, _target: object = None) -> ModuleSpec | None:
-        if fullname.partition(".")[0] == "grader":
-            raise ImportError(f"{fullname} is not for graded code")
-        return None
-
-
-def forget_graders() -> None:
-    """Let `import grader` fail from now on; modules that are loaded keep what they have imported."""
-    for name in [name for name in sys.modules if name.partition(".")[0] == "grader"]:
-        del sys.modules[name]
-    sys.meta_path.insert(0, NoGraders())
+def install() -> None:
+    """Set both, once for all ranks that are forked from this process."""
+    sys.breakpointhook = refuse_debugger
+    load_in_one_process()
 
 
 def load_in_one_process() -> None:

@@ -1,4 +1,4 @@
-"""Starts the processes of a student's code in a rank: they begin as with forkserver, and can be counted.
+"""Starts the processes of a student's code in a rank: they begin as with forkserver.
 
 A process of forkserver begins without the memory of its parent: target and arguments are pickled, the file is imported
 again, and the environment is that of the first start. Here children are forked, which is quicker, and then made to
@@ -7,7 +7,6 @@ begin in the same way.
 
 import os
 import pickle
-import signal
 from collections.abc import Callable
 from functools import cache
 from multiprocessing import context as contexts
@@ -15,9 +14,6 @@ from multiprocessing import popen_fork
 from multiprocessing.reduction import ForkingPickler
 from types import ModuleType
 from typing import Any
-
-COUNTED = signal.SIGUSR2  # from the zygote, once it has counted as many processes as the run asks for
-_known: dict[int, int] = {}  # process -> its number; a forked process has a copy of its parent's
 
 
 class NotPicklableError(TypeError):
@@ -53,7 +49,7 @@ class _Fresh:
         return pickle.loads(self._pickled)._bootstrap(parent_sentinel=parent_sentinel)
 
 
-def start_afresh(lesson: ModuleType, prepare: Callable[[], None]) -> None:
+def start_afresh(lesson: ModuleType, prepare: Callable[[], None] = lambda: None) -> None:
     """Let forkserver and spawn fork children from now on. A child runs the file `lesson` again, and then `prepare`."""
 
     def begin_again() -> None:
@@ -70,20 +66,3 @@ def start_afresh(lesson: ModuleType, prepare: Callable[[], None]) -> None:
     now = os.environ.copy  # a plain dictionary; cached, it is that of the first start
     setattr(contexts.ForkServerProcess, "_Popen", popen(cache(now)))  # noqa: B010 (mypy: it is a method)
     setattr(contexts.SpawnProcess, "_Popen", popen(now))  # noqa: B010
-
-
-def expect_numbers() -> None:
-    """Let processes that are started from now on wait for their number; without this, the signal would end them."""
-    if hasattr(signal, "sigtimedwait"):
-        signal.pthread_sigmask(signal.SIG_BLOCK, {COUNTED})
-
-
-def own_number(patience: float) -> int:
-    """Return the number that the zygote gives this process when it has counted all `children` of a run at once.
-
-    Returns 0 if that takes longer than `patience` seconds, or where processes cannot be counted.
-    """
-    if hasattr(signal, "sigtimedwait") and os.getpid() not in _known:
-        received = signal.sigtimedwait({COUNTED}, max(patience, 0.0))
-        _known[os.getpid()] = received.si_status if received else 0
-    return _known.get(os.getpid(), 0)

@@ -2,8 +2,7 @@
 
 One zygote serves one grader process, over one socket. When that socket closes, for whatever reason, the zygote kills
 all that it ever started, and exits. Its requests: "run" (with the ranks' descriptors) forks the ranks, "stacks" lets
-them write where they are, "measure" asks for their memory, "end" kills what is left of them. It reports "ready",
-"started", "exit", "memory" and "gone".
+them write where they are, "end" kills what is left of them. It reports "ready", "started", "exit" and "gone".
 """
 
 import contextlib
@@ -19,32 +18,44 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
 from grader.inside import preload
 from grader.inside.find import ROOT, find_function
-from grader.inside.given_modules import GivenModules
-from grader.inside.huge_pages import WORTH_FROM, HugePages
 from grader.wire import values
-from grader.wire.processes import CONFINE, KILL_TIME, PER_RANK, descendants, kill_all, memory
+from grader.wire.processes import CONFINE, KILL_TIME, PER_RANK, descendants, kill_all
 from grader.wire.values import Fields
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 1, 4, 36
-UNKNOWN = -1  # as a count of processes
-COUNT_PAUSE = 0.02  # seconds between two looks at the processes that ranks have started
-LATER_PAUSE = 0.2  # the same once there are as many as wanted: there may be more
+M_MMAP_THRESHOLD = -3  # of mallopt
+OWN_PAGES = 128 << 10  # bytes; a tensor of this size has pages of its own where memory is measured
 MOST_MEMORY = 1 << 30  # bytes that a rank may take for itself; a right solution needs a tenth
-MAX_NUMBER = 1 << 31  # the number of a process fits into a C int
+MOST_DESCRIPTORS = 256  # a zygote has fewer
 
 
-def confine(rank: int, folder: str, allows: Sequence[str]) -> None:
+Walls = Callable[[int, str, Sequence[str]], None]  # called with a rank, its folder, and what it alone may do
+
+
+def walls_named(words: str) -> Walls:
+    """Return the walls around every rank; `words`, from COS598D_CONFINE, name a function and its policy.
+
+    It is loaded once, and called in each rank; if it raises, the rank does not start. Without words, there are none.
+    """
+    name, _, policy = words.partition(" ")
+    if not name:
+        return lambda *_: None
+    build = find_function(name)
+    return lambda *arguments: build(*arguments, policy)
+
+
+def confine(rank: int, folder: str, allows: Sequence[str], build_walls: Walls) -> None:
     """Confine a freshly forked rank, before any student code runs in it.
 
-    Here: a session of its own, death together with the zygote, no core files, a folder of its own. COS598D_CONFINE
-    names a function for more (another user, limits, seccomp). It is called last, with the same arguments and the
-    policy that follows its name; if it raises, the rank does not start.
+    Here: a session of its own, death together with the zygote, no core files, a folder of its own. The walls, such as
+    another user, limits and seccomp, are built last.
 
     `allows`: what this rank alone may do, see grader/in_rank.py.
     """
@@ -53,9 +64,7 @@ def confine(rank: int, folder: str, allows: Sequence[str]) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.chdir(folder)
     os.environ["TMPDIR"] = tempfile.tempdir = folder
-    function, _, policy = os.environ.pop(CONFINE, "").partition(" ")
-    if function:
-        find_function(function)(rank, folder, allows, policy)
+    build_walls(rank, folder, allows)
 
 
 def _prctl(option: int, value: int) -> None:
@@ -63,33 +72,15 @@ def _prctl(option: int, value: int) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
-def _send_number(pid: int, number: int) -> None:
-    """Send SIGUSR2 with a number, which Linux gives to sigtimedwait as `si_status`. A process may be gone already."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).sigqueue(pid, signal.SIGUSR2, ctypes.c_void_p(number))
-
-
-def _free_spare_memory() -> None:
-    """Give the memory that malloc keeps for later back to the system: a rank that uses it must seem to take memory."""
-    if sys.platform == "linux":
-        with contextlib.suppress(AttributeError):  # a libc that has no such function
-            ctypes.CDLL(None).malloc_trim(0)
-
-
 class Zygote:
     """Serves the grader at the other end of `control`, one run at a time."""
 
-    def __init__(self, control: socket.socket) -> None:
-        self.control = control
+    def __init__(self, control: socket.socket, walls: Walls) -> None:
+        self.control, self.walls = control, walls
         self.ranks: dict[int, int] = {}  # pid -> rank, of the ranks that live
-        self.forked = 0  # ranks, so far
         self.folder = ""
-        self.forked_with = 0  # bytes of memory that a rank has when it is forked
-        self.wanted, self.most = 0, 0  # processes that a run asks the ranks to have at once; the most that were counted
-        self.numbers: dict[int, int] = {}  # pid of such a process -> the number that it got
         self.loaded = {preload.FIRST}
-        self.given = GivenModules()
-        self.huge_pages = HugePages()
+        self.given: Fields | None = None  # the tree whose common/ is loaded
         self.wakeup, sleeper = socket.socketpair()  # readable when a child has ended
         for end in (self.wakeup, sleeper):
             end.setblocking(False)
@@ -101,26 +92,15 @@ class Zygote:
     def serve(self) -> None:
         """Serve requests until the grader closes its end."""
         self.report(kind="ready")
-        self.huge_pages.look()
         try:
             while True:
-                pause = None
-                if self.wanted and self.ranks:
-                    pause = COUNT_PAUSE if self.most < self.wanted else LATER_PAUSE
-                elif self.huge_pages.left and not self.ranks and self.forked >= WORTH_FROM:
-                    pause = 0.0
-                readable, _, _ = select.select([self.control, self.wakeup], [], [], pause)
-                if not readable and self.ranks:
-                    self.count()
-                elif not readable:
-                    self.huge_pages.collapse_one()
+                readable, _, _ = select.select([self.control, self.wakeup], [], [])
                 if self.wakeup in readable:
                     self.wakeup.recv(4096)
                     self.reap()
                 if self.control in readable:
                     request = values.receive(self.control)
-                    serve = {"run": self.run, "stacks": self.stacks, "measure": self.measure, "end": self.end}
-                    serve[request["kind"]](request)
+                    {"run": self.run, "stacks": self.stacks, "end": self.end}[request["kind"]](request)
         except (EOFError, ConnectionError):
             pass  # the grader has ended or was killed
         finally:
@@ -136,9 +116,6 @@ class Zygote:
         self._load(request["preload"], request["given"])
         assert len(os.listdir("/proc/self/task") if sys.platform == "linux" else "1") == 1, "a thread would be lost"
         self.folder = tempfile.mkdtemp(prefix="ranks-")
-        if request["measures"]:
-            _free_spare_memory()
-        self.forked_with = memory(os.getpid())
         for rank in range(size):
             folder = os.path.join(self.folder, f"rank{rank}-{secrets.token_hex(8)}")
             os.mkdir(folder)
@@ -146,70 +123,36 @@ class Zygote:
             if pid == 0:
                 own_fds = fds[PER_RANK * rank : PER_RANK * (rank + 1)]
                 if request["measures"]:
-                    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))  # nothing is hidden in files: they hold no byte
+                    prepare_to_be_measured()
                 limit_memory()
-                if not self.given.fit(request["given"]):
-                    self.given.forget()
+                if request["given"] != self.given:
+                    preload.forget_common()
                 terminal = request["terminals"].get(str(rank), "")
-                become_rank(rank, folder, request["allows"], terminal, *own_fds)
+                walls = partial(confine, rank, folder, request["allows"], self.walls)
+                become_rank(walls, terminal, *own_fds)
             self.ranks[pid] = rank
-        self.forked += size
         for fd in fds:
             os.close(fd)
-        self.wanted, self.most, self.numbers = request["children"], UNKNOWN, {}
-        if self.wanted:
-            self.count()
         self.report(kind="started", folder=self.folder, pids=[*self.ranks])
-
-    def count(self) -> None:
-        """Count the processes that the ranks have started. Once there are as many as wanted, send each a number.
-
-        This is done here, where no rank can give a false count. The processes wait for their number, so a slow machine
-        misses none of them. Only the process itself and, at the end, the grader learn a number.
-        """
-        processes = descendants(os.getpid(), set())
-        if processes.isdisjoint(self.ranks):
-            return  # no /proc, or one that shows nothing
-        processes -= set(self.ranks)
-        self.most = max(self.most, len(processes))
-        if self.most < self.wanted:
-            return
-        for pid in processes - set(self.numbers):
-            self.numbers[pid] = 1 + secrets.randbelow(MAX_NUMBER - 1)
-            _send_number(pid, self.numbers[pid])
 
     def _load(self, needed: Sequence[str], given: Fields | None) -> None:
         """Load the groups that a run needs, if they are not loaded."""
-        groups = [group for group in needed if group not in self.loaded]
-        for group in groups:
-            preload.load(group)
-        if "scripts" in needed:
-            self.given.load(given)
-        if groups:
-            self.loaded.update(groups)
-            self.huge_pages.look()
+        for group in needed:
+            if group not in self.loaded:
+                preload.load(group)
+                self.loaded.add(group)
+        if "scripts" in needed and given and not self.given:
+            self.given = given
+            preload.load_common(given["tree"])
 
     def stacks(self, _request: dict) -> None:
         """Let each live rank write its Python stack to its stack descriptor, even in an endless loop or a sleep."""
         for pid in self.ranks:
             os.kill(pid, signal.SIGUSR1)
 
-    def measure(self, _request: dict) -> None:
-        """Report how much memory each rank, with the processes that it has started, has taken since it was forked.
-
-        A process whose parent is gone becomes a child of the zygote: it counts for every rank.
-        """
-        families = {pid: {pid, *descendants(pid, set())} for pid in self.ranks}
-        orphans = descendants(os.getpid(), set()).difference(*families.values())
-        taken = {str(self.ranks[pid]): self._taken(family | orphans) for pid, family in families.items()}
-        self.report(kind="memory", taken=taken)
-
-    def _taken(self, family: set[int]) -> int:
-        return sum(max(memory(pid) - self.forked_with, 0) for pid in family)
-
     def end(self, _request: dict) -> None:
         self.sweep()
-        self.report(kind="gone", children=self.most, numbers=[*self.numbers.values()])
+        self.report(kind="gone")
 
     def reap(self) -> bool:
         """Report every rank that has ended, and wait for dead orphans. Return False once there are no children."""
@@ -241,6 +184,14 @@ class Zygote:
         return descendants(os.getpid(), set(self.ranks))
 
 
+def prepare_to_be_measured() -> None:
+    """Let a rank hide nothing in files, which hold no byte, and give back the memory of a tensor that it frees."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    if sys.platform == "linux":
+        with contextlib.suppress(AttributeError):  # a libc that has no such function
+            ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, OWN_PAGES)
+
+
 def limit_memory() -> None:
     """Let a loop that fills memory end with a MemoryError in its own line, before the machine has none left."""
     if sys.platform == "linux":
@@ -250,14 +201,13 @@ def limit_memory() -> None:
 
 
 def become_rank(
-    rank: int, folder: str, allows: Sequence[str], terminal: str, line: int, stdout: int, stderr: int, stack: int
+    confine: Callable[[], None], terminal: str, line: int, stdout: int, stderr: int, stack: int
 ) -> NoReturn:  # fmt: skip
     """Run a rank in the forked child: close all that belongs to the zygote, and never return into its loop.
 
     With a `terminal`, the rank reads and writes there: somebody debugs it, see grader/debug.py.
     """
     code = 70
-    sys.dont_write_bytecode = True  # a student's tree stays as it is
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -267,17 +217,16 @@ def become_rank(
             stdin = os.open(os.devnull, os.O_RDONLY)
         for number, descriptor in enumerate((stdin, stdout, stderr)):
             os.dup2(descriptor, number)
-        for fd in range(3, 256):
-            if fd not in (line, stack):
-                with contextlib.suppress(OSError):
-                    os.close(fd)
+        first, second = sorted((line, stack))
+        for begin, end in ((3, first), (first + 1, second), (second + 1, MOST_DESCRIPTORS)):
+            os.closerange(begin, end)
         sys.stdout, sys.stderr = (  # line by line: a crash loses none
             open(number, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
             for number in (1, 2)
         )
         faulthandler.enable(file=stack, all_threads=False)  # where a segmentation fault happened
         faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
-        confine(rank, folder, allows)
+        confine()
         from grader.inside.run_source import run_rank
 
         run_rank(socket.socket(fileno=line))
@@ -296,8 +245,10 @@ def main(descriptor: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (hard, hard))  # a limit that the grader has for its own memory
     sys.path.remove(ROOT)  # from here on a student's `common` must not be found beside the grader's
     preload.load(preload.FIRST)
+    sys.dont_write_bytecode = True  # a student's tree stays as it is
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
-    if CONFINE in os.environ:
+    words = os.environ.pop(CONFINE, "")
+    if words:
         _prctl(PR_SET_DUMPABLE, 0)  # ranks must not read this memory, which may hold the graders' secrets
-    Zygote(socket.socket(fileno=descriptor)).serve()
+    Zygote(socket.socket(fileno=descriptor), walls_named(words)).serve()
     os._exit(0)  # skips the cleanup of torch and transformers, which takes half a second

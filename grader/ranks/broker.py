@@ -9,12 +9,13 @@ The broker runs in the grader's process, needs only numpy, and believes nothing 
 """
 
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
 from grader.ranks.calls import MEASUREMENT, Call, Event, compute, disagreement, parse_call
-from grader.wire.values import MessageError, TooMuchError
+from grader.wire.values import TooMuchError
 
 MAX_EVENTS = 20_000  # per rank and run: about 20 MB; a right solution needs a hundredth of them
 
@@ -31,15 +32,17 @@ class Fault:
 class Broker:
     """Feed it the ranks' messages with `post`, `wait`, `note` and `finish`; take what to answer from `replies`."""
 
-    def __init__(self, world_size: int, keep_payloads: bool = False) -> None:
+    def __init__(
+        self, world_size: int, keep_payloads: bool = False, measure: Callable[[str], None] = lambda point: None
+    ) -> None:
+        """measure: is called when all ranks wait at a point where their memory is measured."""
         self.live = set(range(world_size))
         self.events: list[list[Event]] = [[] for _ in range(world_size)]
         self.completed: list[dict[int, Call]] = []  # every completed collective, rank -> call
         self.replies: list[tuple[int, dict]] = []
         self.fault: Fault | None = None
-        self.at_measurement: list[Call] = []  # the calls of all ranks at a measurement: they wait for `measured`
         self.forgotten = 0  # bytes of payloads that are no longer kept
-        self._keep = keep_payloads
+        self._keep, self._measure = keep_payloads, measure
         self._posted: Counter[tuple] = Counter()  # calls so far in each sequence, see Call.sequence
         self._collectives: dict[tuple[str, int], dict[int, Call]] = defaultdict(dict)  # (group, number) -> rank -> call
         self._pairs: dict[tuple, list[Call]] = defaultdict(list)  # sends and recvs without a partner, by sequence
@@ -52,18 +55,9 @@ class Broker:
         name, where, inside = (message[key][:200] for key in ("name", "where", "inside"))
         self._record(rank, Event(name, where, inside, dict(message["data"])))
 
-    def _check_measurement(self, rank: int, call: Call) -> None:
-        """Raise MessageError for a measurement that no probe asks for: all ranks meet at a point, and only once."""
-        point = call.data["point"]
-        before = [event.data["point"] for event in self.events[rank] if event.name == MEASUREMENT]
-        if len(call.members) < len(self.events) or (point and point in before):
-            raise MessageError("a measurement that no probe asks for")
-
     def post(self, rank: int, message: dict) -> None:
         """Take a call that has arrived. Raises MessageError for one that the backend in the rank cannot have sent."""
         call = parse_call(rank, message)
-        if call.name == MEASUREMENT:
-            self._check_measurement(rank, call)
         self._record(rank, call)
         call.posted_at = len(self.events[rank])
         self._calls[rank, call.identity] = call
@@ -90,12 +84,6 @@ class Broker:
         self._threads[rank] = {0, *message["threads"]}
         self._waiting[rank][message["thread"]] = call
         self._look_for_deadlock()
-
-    def measured(self) -> None:
-        """Let all ranks continue after a measurement: their memory is known."""
-        calls, self.at_measurement = self.at_measurement, []
-        for call in calls:
-            self._complete(call, b"")
 
     def finish(self, rank: int) -> None:
         """Note that a rank makes no more calls: it has returned, raised, exited or died."""
@@ -125,9 +113,9 @@ class Broker:
             self._fail("deadlock", "")  # each waits for the others to call its own operation
         elif text := disagreement(ordered):
             self._fail("mismatch", text)
-        elif call.name == MEASUREMENT and call.data["point"]:
-            self.at_measurement = ordered
         else:
+            if call.name == MEASUREMENT and call.data["point"]:
+                self._measure(call.data["point"])
             self.completed.append(calls)
             for part, payload in zip(ordered, compute(ordered), strict=True):
                 self._complete(part, payload)
@@ -165,7 +153,7 @@ class Broker:
         self.replies.append((call.rank, {"id": call.identity} | content))
 
     def _look_for_deadlock(self) -> None:
-        if self.fault or not self.live or self.at_measurement:
+        if self.fault or not self.live:
             return
         waiting = [call for rank in self.live for call in self._waiting[rank].values()]
         blocked = all(self._waiting[rank].keys() == self._threads[rank] for rank in self.live)

@@ -94,7 +94,7 @@ class Call(Event):
         return to_array(self.dtype, [-1, *self.shape], self.payload)
 
 
-MEASUREMENT = "measurement"  # the grader's own barrier, at which the zygote measures the memory of all ranks
+MEASUREMENT = "measurement"  # the grader's own barrier, at which the memory of all ranks is measured
 
 # What each rank passes to a call, in units of its tensor: (at the root, elsewhere). n is the number of ranks.
 INPUTS: dict[str, Callable[[int], tuple[int, int]]] = {
@@ -123,12 +123,8 @@ PRICES: dict[str, Callable[[int], float]] = {
 REDUCING = ("all_reduce", "reduce", "reduce_scatter")
 ROOTED = ("reduce", "broadcast", "gather", "scatter", "send", "recv")
 ARITHMETIC: dict[str, Callable] = {
-    "SUM": np.add,
-    "AVG": np.add,
-    "PRODUCT": np.multiply,
-    "MIN": np.minimum,
-    "MAX": np.maximum,
-}
+    "SUM": np.add, "AVG": np.add, "PRODUCT": np.multiply, "MIN": np.minimum, "MAX": np.maximum
+}  # fmt: skip
 
 
 def parse_call(rank: int, message: dict) -> Call:

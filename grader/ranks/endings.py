@@ -5,11 +5,8 @@ import re
 from grader.ranks.broker import Broker
 from grader.ranks.outcome import Failure, Frame, RankResult
 from grader.ranks.peer import Peer
-from grader.tampering import Flag
 from grader.wire.call_sites import student_file
 
-LEFT_EARLY = "exits with code {} before its run has ended"  # for the instructor; the student reads RankResult.phrase
-CANNOT_START = 70  # the exit code of a rank that could not even start
 FRAME = re.compile(r'File "([^"\n]+)", line (\d+)')  # a name ends at its quote: no text takes more than linear time
 MAX_MESSAGE = 4000  # characters of an exception's message
 MAX_TRACE = 20  # frames of a traceback, the innermost ones
@@ -20,7 +17,6 @@ def rank_result(peer: Peer, broker: Broker, tree: str, unfinished: bool, in_time
     fault = broker.fault
     result = RankResult(peer.rank, "stopped", stdout=peer.stdout.text(), stderr=peer.stderr.text())
     result.events = broker.events[peer.rank]
-    result.flags = list(peer.flags)
     for call in result.calls:
         call.waited = call.identity not in peer.never_waited
     if fault and peer.rank in fault.stuck:
@@ -34,8 +30,6 @@ def rank_result(peer: Peer, broker: Broker, tree: str, unfinished: bool, in_time
         result.where = innermost(peer.stack.text(), tree)
         if not unfinished and peer.code is not None:
             result.outcome, result.code = "killed" if peer.code < 0 else "exited", abs(peer.code)
-            if result.outcome == "exited" and result.code != CANNOT_START:
-                result.flags.append(Flag("", 0, LEFT_EARLY.format(result.code)))
         elif not in_time:
             result.outcome, result.call = "deadline", broker.stuck_call(peer.rank)
     if result.call:

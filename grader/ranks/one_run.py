@@ -19,8 +19,8 @@ from grader.ranks.endings import failure, rank_result
 from grader.ranks.outcome import ENDLESS, Failure, Result
 from grader.ranks.peer import Output, Peer
 from grader.ranks.zygote_process import ZygoteProcess
-from grader.tampering import Flag
 from grader.wire import values
+from grader.wire.processes import memory
 from grader.wire.values import Fields, MessageError, TooMuchError
 
 MAX_KEPT = 192 << 20  # bytes that one run keeps of what its ranks send, tensors and objects made of their JSON
@@ -29,10 +29,6 @@ OBJECTS = 12  # bytes of memory for a byte of JSON; for a list of empty lists 21
 GRACE = 0.5  # seconds in which a rank that still computes may end by itself once the run has failed
 STACK_TIME = 3  # seconds in which a rank may say where it is once the deadline has passed; it takes milliseconds
 END_TIME = 30  # seconds for the zygote to kill what is left
-FLOOD_PAUSE = 0.005  # seconds
-GIVEN = "given"  # the event of a piece that a rank was given
-REFEREE = "referee"  # the argument that no rank gets, see referee.py
-PRIVATE = {"each": "own_inputs", "later": "later"}  # argument with a list by rank -> what a rank's own item is called
 
 
 @dataclass(frozen=True)
@@ -62,37 +58,28 @@ class RankRun:
     ) -> None:
         self.zygote, self.deadline, self.tree = zygote, deadline, job["tree"]
         self.debug = debug
-        self.broker = Broker(world_size, keep_payloads)
+        self.broker = Broker(world_size, keep_payloads, self._measure)
         self.peers = [Peer(rank) for rank in range(world_size)]
         self.selector = selectors.DefaultSelector()
-        self.flooding: list[Output] = []  # beyond their limit: emptied now and then, and not at every line
         self.over = False  # then what dying ranks send counts no more
         self.kept = 0  # bytes, about
         self.gone = False  # whether all processes of the run have ended
-        self.children, self.numbers = -1, frozenset[int]()  # see Result
         self.memory: dict[str, list[int]] = {}  # see Result
-        self.measuring = ""  # the point at which all ranks wait
         arguments = job["arguments"]
-        self.referee = arguments.get(REFEREE)
         request = {"preload": arguments.get("preload", []), "allows": arguments.get("allows", [])}
-        request["children"] = arguments.get("children", 0)
-        request["measures"] = bool(arguments.get("measures"))  # its ranks write no files, see measure in the zygote
+        request["measures"] = bool(arguments.get("measures"))
         terminals = {str(debug.rank): debug.terminal} if debug else {}
         zygote.request(kind="run", world_size=world_size, terminals=terminals, given=given, **request)
         socket.send_fds(zygote.control, [b"."], [fd for peer in self.peers for fd in peer.rank_fds])
         started = zygote.receive()
-        self.folder = started["folder"]
-        if self.referee:
-            self.referee.started(started["pids"])
+        self.folder, self.pids = started["folder"], started["pids"]
         self.selector.register(zygote.control, selectors.EVENT_READ, self._hear_zygote)
         for peer in self.peers:
             peer.give_away()
             self.selector.register(peer.line, selectors.EVENT_READ, lambda peer=peer: self._hear_rank(peer))
             for output in peer.outputs:
                 self.selector.register(output.fd, selectors.EVENT_READ, lambda output=output: self._hear_output(output))
-            request = rank_job(job, peer.rank)
-            peer.later = request["arguments"].pop("later", {})
-            request["world_size"] = world_size
+            request = rank_job(job, peer.rank) | {"world_size": world_size}
             if debug:
                 request["stops"] = list(debug.stops) if debug.rank == peer.rank else None
             peer.outgoing += values.pack(request)
@@ -124,20 +111,18 @@ class RankRun:
             while output.read():
                 pass
         ranks = [rank_result(peer, self.broker, self.tree, peer.rank in unfinished, in_time) for peer in self.peers]
-        rest = self.deadline, self.kept, self.children, self.numbers, self.referee
-        return Result(ranks, self.broker.fault, self.broker.completed, *rest, self.memory)
+        return Result(ranks, self.broker.fault, self.broker.completed, self.deadline, self.kept, self.memory)
+
+    def _measure(self, point: str) -> None:
+        """Look from outside how much memory each rank has: nothing that a rank says counts."""
+        self.memory[point] = [memory(pid) for pid in self.pids]
 
     def _serve(self, until: float, enough: Callable[[], bool]) -> None:
         """Handle messages of ranks and zygote until `enough` returns True or the time is up."""
         while not enough() and (rest := until - time.monotonic()) > 0:
-            for key, mask in self.selector.select(min(rest, FLOOD_PAUSE) if self.flooding else rest):
+            for key, mask in self.selector.select(rest):
                 if mask & selectors.EVENT_READ:
                     key.data()
-            for output in self.flooding:
-                output.read()
-            if self.broker.at_measurement and not self.measuring:
-                self.measuring = self.broker.at_measurement[0].data["point"]
-                self.zygote.request(kind="measure")
             for rank, message in self.broker.replies:
                 self.peers[rank].outgoing += values.pack(message)
             self.broker.replies.clear()
@@ -163,12 +148,9 @@ class RankRun:
     def _hear_output(self, output: Output) -> None:
         if not output.read():
             self.selector.unregister(output.fd)
-        elif output.is_full:
-            self.selector.unregister(output.fd)
-            self.flooding.append(output)
 
     def _hear_zygote(self) -> None:
-        """Take a message of the zygote: a rank has exited, memory was measured, or all processes are gone."""
+        """Take a message of the zygote: a rank has exited, or all processes are gone."""
         try:
             message = self.zygote.receive()
         except RuntimeError:  # a rank has killed it, and with it died all the others
@@ -178,14 +160,7 @@ class RankRun:
             message = {"kind": "gone"}
             shutil.rmtree(self.folder, ignore_errors=True)
         if message["kind"] == "gone":
-            self.gone, self.children = True, message.get("children", -1)
-            self.numbers = frozenset(message.get("numbers", ()))
-            return
-        if message["kind"] == "memory":
-            taken = [int(message["taken"].get(str(peer.rank), 0)) for peer in self.peers]
-            self.memory[self.measuring] = taken
-            self.measuring = ""
-            self.broker.measured()
+            self.gone = True
             return
         peer = self.peers[message["rank"]]
         while self._hear_rank(peer):
@@ -232,7 +207,6 @@ class RankRun:
         """End a rank that has sent what the grader's code never sends: other code writes to its connection."""
         peer.ending, peer.value, peer.code = "raised", None, 1
         peer.error = Failure("MessageError", str(error))
-        peer.flags.append(Flag("", 0, f"sent a message that the grader's code in a rank never sends: {error}"))
         self.broker.finish(peer.rank)
 
     def _keep(self, peer: Peer) -> None:
@@ -255,12 +229,7 @@ class RankRun:
                     self.broker.post(peer.rank, message)
                 case "wait":
                     self.broker.wait(peer.rank, message)
-                case "ask" if self.referee:
-                    for number, reply in self.referee.ask(message):
-                        peer.outgoing += values.pack({"id": number, "payload": reply})
-                case "later":
-                    peer.outgoing += values.pack({"id": int(message["id"]), "payload": self._given(peer, message)})
-                case "event" if message["name"] != GIVEN:  # only the grader notes GIVEN
+                case "event":
                     self.broker.note(peer.rank, message)
                 case "returned" | "raised" as ending:
                     peer.never_waited = list(message["never_waited"])
@@ -274,16 +243,11 @@ class RankRun:
         except Exception as error:  # whatever a forged message holds, it must not end the grader
             raise MessageError(f"{type(error).__name__}: {error}") from error
 
-    def _given(self, peer: Peer, message: dict) -> Any:
-        """Return one piece of what a rank is given `later`, and note the event GIVEN."""
-        key = message["key"]
-        self.broker.note(peer.rank, {"name": GIVEN, "where": "", "inside": "", "data": {"key": str(key)}})
-        return peer.later[key]
-
 
 def rank_job(job: dict, rank: int) -> dict:
-    """Return the job as one rank gets it. Of each list in PRIVATE it gets only its own item: a rank that knew the
-    inputs of the others could compute their mean alone."""
-    arguments = {name: value for name, value in job["arguments"].items() if name not in (*PRIVATE, REFEREE)}
-    arguments |= {PRIVATE[name]: value[rank] for name, value in job["arguments"].items() if name in PRIVATE}
+    """Return the job as one rank gets it. Of `each` it gets only its own item: a rank that knew the inputs of the
+    others could compute their mean alone."""
+    arguments = dict(job["arguments"])
+    if "each" in arguments:
+        arguments["own_inputs"] = arguments.pop("each")[rank]
     return job | {"arguments": arguments, "rank": rank}

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 from grader.ranks.broker import Fault
 from grader.ranks.calls import Call, Event
 from grader.ranks.phrases import Phrase, sentence
-from grader.tampering import Flag
 
 ENDLESS = "EndlessLoop"  # the type of a failure that is no exception: a rank that has sent too much
 CAUSES = ("raised", "killed", "exited")  # the ends of a rank that can stop the others
@@ -65,7 +64,6 @@ class RankResult:
     stdout: str = ""
     stderr: str = ""
     events: list[Event] = field(default_factory=list)
-    flags: list[Flag] = field(default_factory=list)  # what looks like tampering, see grader/tampering.py
 
     @property
     def calls(self) -> list[Call]:
@@ -90,7 +88,6 @@ class RankResult:
             known = self.code in list(signal.Signals)
             verb, rest = "was", f"killed by {signal.Signals(self.code).name if known else f'signal {self.code}'}"
         elif self.outcome == "exited":
-            # The student reads this. If it exits early, the instructor also reads the flag LEFT_EARLY of endings.py.
             verb, rest = "exited", f"with code {self.code}" + (f" by {self.error}" if self.error else "")
         return Phrase(self.rank, verb, rest, self.where)
 
@@ -104,11 +101,7 @@ class Result:
     collectives: list[dict[int, Call]]
     deadline: float
     size: int = 0  # bytes of memory that its values and events take, about
-    children: int = 0  # processes that the ranks had at once; the zygote counts them if `children` are asked for
-    numbers: frozenset[int] = frozenset()  # the zygote has given each of these processes one of them
-    referee: Any = None  # the argument `referee`, with what it has noted
-    # point of a measurement -> bytes that each rank has taken since the fork; 0 if the zygote cannot measure
-    memory: dict[str, list[int]] = field(default_factory=dict)
+    memory: dict[str, list[int]] = field(default_factory=dict)  # point of a measurement -> bytes that each rank has
 
     @property
     def outcome(self) -> str:

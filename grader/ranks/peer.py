@@ -5,10 +5,8 @@ import socket
 from typing import Any
 
 from grader.ranks.outcome import Failure
-from grader.tampering import Flag
 from grader.wire import values
 from grader.wire.processes import PER_RANK
-from grader.wire.values import Fields
 
 MAX_OUTPUT = 100_000  # bytes kept of each rank's stdout, and as many of its stderr
 
@@ -29,10 +27,6 @@ class Output:
         self.kept += data[: MAX_OUTPUT - len(self.kept)]
         return bool(data)
 
-    @property
-    def is_full(self) -> bool:
-        return len(self.kept) == MAX_OUTPUT
-
     def text(self) -> str:
         return self.kept.decode(errors="replace")
 
@@ -48,7 +42,6 @@ class Peer:
         self.stdout, self.stderr, self.stack = (Output(read) for read, _ in pipes)
         self.rank_fds = [self.rank_line.fileno(), *(write for _, write in pipes)]
         self.frames = values.Frames()
-        self.later: Fields = {}  # what it is given one by one; its events say when
         self.outgoing = bytearray()
         self.listening = True
         self.ending = ""  # the kind of its last message: "returned" or "raised"
@@ -56,7 +49,6 @@ class Peer:
         self.error: Failure | None = None
         self.never_waited: list[int] = []
         self.code: int | None = None  # exit code once it has ended, negative for a signal
-        self.flags: list[Flag] = []
 
     @property
     def outputs(self) -> tuple[Output, ...]:

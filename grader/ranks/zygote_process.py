@@ -16,8 +16,6 @@ ENVIRONMENT = ONE_THREAD | {
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
-    # Large tensors have pages of their own, which the system gets back when they are freed: see measure in the zygote.
-    "MALLOC_MMAP_THRESHOLD_": "131072",
 }
 NOT_INHERITED = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "PYTHONPATH", "PYTHONSTARTUP"}
 

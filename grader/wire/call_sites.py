@@ -5,18 +5,13 @@ import sysconfig
 from pathlib import Path, PurePath
 from types import FrameType
 
-GRADER = str(Path(__file__).resolve().parents[1]) + os.sep
-OWN_METHOD = "a process group's own method"  # the function of torch.distributed was not called
+ROOT = str(Path(__file__).resolve().parents[2])
+STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
 
 # Between a student's dist.all_reduce(...) and the backend are only these files: such a call is the student's own.
 PLUMBING = ("distributed_c10d", "c10d_logger")
 # The decorator around names that torch has replaced, such as reduce_scatter_tensor.
 DEPRECATED = ("typing_extensions", "warnings", "_py_warnings")
-COLLECTIVES = frozenset({  # the functions of distributed_c10d that call a process group
-    "all_reduce", "reduce", "broadcast", "gather", "scatter", "all_gather", "all_gather_into_tensor",
-    "all_gather_single", "reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single", "all_to_all",
-    "all_to_all_single", "barrier", "send", "recv", "isend", "irecv",
-})  # fmt: skip
 COURSE_FOLDERS = {"grader", "tests", "staff"}  # no student's code
 
 
@@ -29,9 +24,8 @@ class Sites:
         self._names: dict[str, str] = {}
         self._parallel = os.path.join(torch, "nn", "parallel", "")
         self._autograd = os.path.join(torch, "autograd", "")
-        root = os.path.dirname(GRADER.rstrip(os.sep))
-        self._course = tuple(os.path.join(root, name, "") for name in sorted(COURSE_FOLDERS))
-        self._libraries = (os.path.join(os.path.dirname(torch), ""), sysconfig.get_path("stdlib") + os.sep)
+        self._course = tuple(os.path.join(ROOT, name, "") for name in sorted(COURSE_FOLDERS))
+        self._libraries = (os.path.join(os.path.dirname(torch), ""), STANDARD_LIBRARY)
         self._plumbing = tuple(os.path.join(torch, "distributed", f"{name}.py") for name in PLUMBING)
         self._plumbing += tuple(f"{folder}{name}.py" for folder in self._libraries for name in DEPRECATED)
 
@@ -58,16 +52,6 @@ class Sites:
         """Return the name under which a library's file is imported; for all other code, the file name itself."""
         folder = next((folder for folder in self._libraries if file.startswith(folder)), "")
         return file.removeprefix(folder).removesuffix(".py").replace(os.sep, ".") if folder else file
-
-    def of_call(self, frame: FrameType | None) -> tuple[str, str]:
-        """Return the same for a call of a process group; its library is OWN_METHOD if no function of torch.distributed
-        made the call. Then it is made by hand, or by C++ code without frames, such as DistributedDataParallel's."""
-        where, inside = self(frame)
-        while frame and frame.f_code.co_filename.startswith(GRADER):
-            frame = frame.f_back
-        code = frame.f_code if frame else None
-        public = code and code.co_filename == self._plumbing[0] and code.co_name in COLLECTIVES
-        return where, inside if inside or public else OWN_METHOD
 
     def students(self, filename: str) -> str:
         """Return student_file(filename), and remember it: every frame of every call needs it."""

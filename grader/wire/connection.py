@@ -39,31 +39,13 @@ class Wire:
 
     def post(self, name: str, fields: dict, waits: bool) -> int:
         """Send a call to the grader, return its number. `waits`: this thread does nothing before it has the answer."""
-        number = self._next()
-        joins = name == "init_process_group"  # called by join_group.py, and not by torch
-        where, inside = (self._sites if joins else self._sites.of_call)(sys._getframe(1))
+        with self._arrived:
+            self._calls += 1
+            number = self._calls
+        where, inside = self._sites(sys._getframe(1))
         message = {"kind": "call", "id": number, "name": name, "where": where, "inside": inside}
         self.send(message | fields | self._waiter(waits))
         return number
-
-    def later(self, key: str) -> Any:
-        """Return one piece of what this rank is given later; the grader notes when that was."""
-        number = self._next()
-        self.send({"kind": "later", "id": number, "key": key})
-        return self.answer(number, announced=True)
-
-    def ask(self, what: str, data: dict) -> Any:
-        """Return the reply of the run's referee; this thread waits for it. See grader/ranks/referee.py."""
-        number = self._next()
-        thread = threading.current_thread()
-        name = 0 if thread is threading.main_thread() else thread.native_id  # no later thread has this number
-        self.send({"kind": "ask", "id": number, "what": what, "thread": name} | data)
-        return self.answer(number, announced=True)
-
-    def _next(self) -> int:
-        with self._arrived:
-            self._calls += 1
-            return self._calls
 
     def _waiter(self, waits: bool) -> dict:
         """Return whether this thread waits, and all threads that may call: that have called, or that are no daemons."""

@@ -10,6 +10,7 @@ anything: what does not parse raises MessageError, and nothing in it is ever exe
 accepts messages that are refused here.
 """
 
+import ctypes
 import json
 import math
 import socket
@@ -23,7 +24,6 @@ import numpy as np
 MAX_HEADER = 2 << 20  # bytes of JSON; as objects of Python they take up to 25 times as much
 MAX_BODY = 64 << 20  # bytes of all tensors of one message
 MAX_TEXT = 10_000  # characters of one text, the rest is left out: it may be matched, formatted and shown
-MAX_STREAM = 1 << 30  # bytes of all messages that one rank may send in a run
 ALIGNMENT = 16  # torch.frombuffer wants its offset to be a multiple of the item size
 LENGTHS = struct.Struct("!II")
 
@@ -31,19 +31,8 @@ Fields = dict[str, Any]  # names and values that cross the boundary: arguments o
 
 # bfloat16 has no numpy type: it is widened to float32, which holds each of its values exactly.
 DTYPES = (
-    "bool",
-    "uint8",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "uint16",
-    "uint32",
-    "uint64",
-    "float16",
-    "float32",
-    "float64",
-)
+    "bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64", "float16", "float32", "float64"
+)  # fmt: skip
 WIRE_DTYPES = {"bfloat16": "uint16"} | {name: name for name in DTYPES}
 
 
@@ -118,10 +107,9 @@ def plain_tensor(tensor: Any) -> Any:
 
 def tensor_bytes(plain: Any) -> bytes:
     """Return the elements of a plain tensor in the order of its indices, whatever its strides are."""
-    import torch
-
-    # A copy, since numpy() keeps the storage that it looks at from being resized for good.
-    return plain.reshape(-1).contiguous().view(torch.uint8).clone().numpy().tobytes()
+    flat = plain.contiguous()
+    # Not by numpy(), which keeps the storage that it looks at from being resized for good.
+    return ctypes.string_at(flat.data_ptr(), flat.nbytes) if flat.nbytes else b""
 
 
 def to_array(dtype: str, shape: list[int], raw: bytes | memoryview) -> np.ndarray:
@@ -155,7 +143,7 @@ def to_tensor(dtype: str, shape: list[int], raw: bytes | memoryview) -> Any:
 MakeArray = Callable[[str, list[int], memoryview], Any]
 
 
-def unpack(header: bytes, body: bytes | memoryview, make: MakeArray) -> Any:
+def unpack(header: bytes | bytearray, body: bytes | bytearray | memoryview, make: MakeArray) -> Any:
     """Return the value of a message. Every length, type and offset is checked before use: the sender may be lying."""
     try:
         return _decode(json.loads(header), memoryview(body), make)
@@ -196,7 +184,6 @@ class Frames:
     def __init__(self, make: MakeArray = to_array) -> None:
         self._make = make
         self._buffer = bytearray()
-        self._total = 0
         self.sizes = (0, 0)  # of the message that was yielded last: bytes of its header, of its body
 
     @property
@@ -205,11 +192,8 @@ class Frames:
         return len(self._buffer)
 
     def feed(self, data: bytes) -> Iterator[Any]:
-        """Yield every message that is complete now. Raises MessageError for one, or a stream, that is too large."""
+        """Yield every message that is complete now. Raises MessageError for one that is too large."""
         self._buffer += data
-        self._total += len(data)
-        if self._total > MAX_STREAM:
-            raise MessageError(f"more than {MAX_STREAM >> 20} MiB were sent")
         first = LENGTHS.size
         while len(self._buffer) >= first:
             header, body = LENGTHS.unpack_from(self._buffer)
@@ -230,7 +214,7 @@ def receive(connection: socket.socket, make: MakeArray = to_array) -> Any:
     return unpack(_read(connection, header), _read(connection, body), make)
 
 
-def _read(connection: socket.socket, length: int) -> bytes:
+def _read(connection: socket.socket, length: int) -> bytearray:
     data = bytearray(length)
     view = memoryview(data)
     while view:
@@ -238,4 +222,4 @@ def _read(connection: socket.socket, length: int) -> bytes:
         if not count:
             raise EOFError("the other side has closed the connection")
         view = view[count:]
-    return bytes(data)
+    return data

@@ -5,6 +5,7 @@ processes of their own (own_process.py), and each step has a deadline: a hand-in
 that says so, and costs nobody else anything.
 """
 
+import contextlib
 import json
 import os
 import platform
@@ -25,6 +26,7 @@ from common.paths import ROOT
 from course.table import NOT_GRADED_HERE, Course, files_matching, load_course, score_in_words, score_of
 from grader.session import SEED_BITS
 from staff.grade import result_store, texts
+from staff.grade.gradebook import Row
 from staff.grade.own_process import Unfinished, run_apart
 from staff.grade.own_texts import Opened, Tests, digest, nothing, open_into, page, read_report, unreadable
 from staff.grade.submissions import Submission, clean_files
@@ -74,8 +76,8 @@ class Grading:
         catalogue, graders = collect(scratch, files), digest(*_graders(files))
         return cls(out, scratch, course, clean_files(), files, catalogue, graders, probe(), seed, deadline)
 
-    def grade(self, submission: Submission) -> bool:
-        """Grade a submission unless that is done already; returns whether it was graded now.
+    def grade(self, submission: Submission) -> tuple[Row, bool]:
+        """Grade a submission unless that is done already; return its results, and whether it was graded now.
 
         Whatever is wrong with the submission is in its report.
         """
@@ -85,16 +87,17 @@ class Grading:
         try:
             opened = self._open(submission, folder)
             mark = digest(self.graders.encode(), opened.digest.encode())
-            if self._is_done(submission, mark):
-                return False
+            if row := self._kept(submission, mark):
+                return row, False
             run: dict[str, Any] = {
                 "notes": opened.notes,
                 "digest": mark,
                 "peak_pss_mb": None,
                 "output": {},
                 "flags": [],
+                "unreadable": bool(opened.why),
+                "measured": opened.measured,
             }
-            run |= {"unreadable": bool(opened.why), "measured": opened.measured}
             if opened.why:
                 run["notes"] = [opened.why]
                 tests = [test | {"status": "crashed", "message": opened.why} for test in self.catalogue]
@@ -103,10 +106,9 @@ class Grading:
             if self.stop.is_set():  # our own end, not the submission's: nothing of it is kept
                 raise InterruptedError("the class run was stopped")
             run["wall_s"] = round(time.monotonic() - start, 1)
-            self._keep(submission, tests, run)
+            return self._keep(submission, tests, run), True
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-        return True
 
     def _open(self, submission: Submission, folder: Path) -> Opened:
         try:
@@ -134,13 +136,14 @@ class Grading:
         tests_by_id = {test["id"]: test for test in reported["tests"]}
         return [tests_by_id.get(test["id"], test) for test in self.catalogue]
 
-    def _is_done(self, submission: Submission, mark: str) -> bool:
-        try:
-            return result_store.read(self.out, submission.name).run["digest"] == mark
-        except (OSError, ValueError, KeyError, TypeError):
-            return False
+    def _kept(self, submission: Submission, mark: str) -> Row | None:
+        """The results of an earlier run, if neither the submission nor the graders have changed since."""
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            row = result_store.read(self.out, submission.name)
+            return row if row.run["digest"] == mark else None
+        return None
 
-    def _keep(self, submission: Submission, tests: Tests, run: dict[str, Any]) -> None:
+    def _keep(self, submission: Submission, tests: Tests, run: dict[str, Any]) -> Row:
         run["notes"] = texts.notes(run["notes"])
         report = {
             "submission": submission.name,
@@ -155,6 +158,7 @@ class Grading:
             run["notes"] = [*run["notes"], f"the student's page could not be written: {error}"]
             text = f"<!doctype html><title>Points</title><p>{score_in_words(report)}</p>"
         result_store.keep(self.out, report, run, text)
+        return Row(report, run)
 
 
 def _graders(tests: Sequence[str]) -> Iterator[bytes]:

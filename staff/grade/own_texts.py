@@ -35,6 +35,7 @@ def open_into(path: Path, clean: dict[str, bytes], course: Course, folder: Path)
     try:
         ignored = unpack(path, folder / "unpacked")
         files, notes = choose(folder / "unpacked", course)
+        os.umask(0o022)  # ranks, which may be another user's, read the tree
         write_tree(clean, files, folder / "tree")
         times = measured(folder / "unpacked")
         contents = [part for name in sorted(files) for part in (os.fsencode(name), files[name])]

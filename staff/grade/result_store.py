@@ -32,18 +32,13 @@ def folder_of(out: Path, name: str) -> Path:
 
 
 def read(out: Path, name: str) -> Row:
-    """What was kept of a graded submission, without what its ranks printed.
+    """What was kept of a graded submission; what its ranks printed is in output.json.
 
     Raises:
         OSError, ValueError: it is not graded yet, or somebody has changed the files.
     """
     report, run = (_load(out, name, file) for file in ("report.json", "run.json"))
     return Row(report, run | {"output": {}})
-
-
-def read_with_output(out: Path, name: str) -> Row:
-    row = read(out, name)
-    return Row(row.report, row.run | {"output": _load(out, name, "output.json")})
 
 
 def _load(out: Path, name: str, file: str) -> dict[str, Any]:

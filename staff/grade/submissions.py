@@ -18,8 +18,8 @@ from common.paths import ROOT
 from course.table import Course, files_matching, load_course
 from staff.handout.regions import for_students
 
-# What the graders look for in a tree.
-TREE = ("course.toml", "common/**/*.py", "task*/*.py", "pipeline/*.py", "beyond/*.py")
+# What the graders look for in a tree; they read the table of the course, with its hints, in the repository.
+TREE = ("common/**/*.py", "task*/*.py", "pipeline/*.py", "beyond/*.py")
 LONGEST_NAME = 80  # characters; at most twice as many bytes
 
 
@@ -39,13 +39,14 @@ def name_all(paths: Sequence[Path]) -> list[Submission]:
     """
     paths = list(dict.fromkeys(Path(os.path.abspath(path)) for path in paths))
     names = [_clean(path.stem if path.suffix.lower() == ".zip" else path.name) for path in paths]
-    tell_apart: list[Callable[[str, Path], str]] = [
+    by_path: Callable[[str, Path], str] = lambda name, path: f"{name}-{_short_digest(str(path))}"  # noqa: E731
+    tell_apart = iter([
         lambda name, path: _clean(f"{path.parent.name}-{name}"),
         lambda name, path: f"{name}-{_short_digest(path.name)}",
-        lambda name, path: f"{name}-{_short_digest(str(path))}",
-    ]
-    for other in tell_apart:
-        count = Counter(map(_same_file, names))
+    ])  # fmt: skip
+    # Until all differ: somebody may have chosen the very name that another hand-in gets.
+    while max((count := Counter(map(_same_file, names))).values(), default=1) > 1:
+        other = next(tell_apart, by_path)
         names = [
             name if count[_same_file(name)] == 1 else other(name, path) for name, path in zip(names, paths, strict=True)
         ]
@@ -87,9 +88,11 @@ def choose(folder: Path, course: Course) -> tuple[dict[str, bytes], list[str]]:
     our_names = {name: task.folder for task in course.tasks.values() for name in (task.folder, task.submitted_as)}
     files: dict[str, bytes] = {}
     notes = []
+    names = []
     for parts in paths:
         top, *rest = parts[len(base) :] if parts[: len(base)] == base else [""]
         name = "/".join([our_names.get(top.lower(), top), *rest])
+        names.append(name)
         if name in files:
             notes.append(f"{'/'.join(parts)} was ignored because {name} was also submitted")
         elif rest and course.may_student_change(name):
@@ -97,7 +100,30 @@ def choose(folder: Path, course: Course) -> tuple[dict[str, bytes], list[str]]:
     if not files:
         folders = ", ".join(f"{task.submitted_as} or {task.folder}" for task in list(course.tasks.values())[:2])
         raise InputError(f"expected the folders of the course ({folders}, ...), got none; put them into the zip")
-    return files, notes
+    return files, notes + missing_lessons(names, course)
+
+
+def missing_lessons(names: Sequence[str], course: Course) -> list[str]:
+    """Return a note for each lesson's file that is missing from a folder that was handed in, and what is there instead.
+
+    `names` are the files of a hand-in, under our names of the folders.
+    """
+    notes = []
+    for file in dict.fromkeys(region.file for region in course.regions.values()):
+        folder, _, lesson = file.rpartition("/")
+        in_folder = [name.rpartition("/")[2] for name in names if name.rpartition("/")[0] == folder]
+        if file in names or not in_folder:
+            continue
+        # `run_glue (1).py`, `Run_Glue.py`, `run_glue.py.txt` and `run_glue.ipynb`, but not `run_glues.py`
+        alike = re.compile(re.escape(lesson.removesuffix(".py")) + r"(?![a-z])")
+        instead = [name for name in in_folder if alike.match(name.casefold()) or name.endswith(".ipynb")]
+        regions = ", ".join(region.id for region in course.regions.values() if region.file == file)
+        note = f"{file} is missing, so its regions ({regions}) count as unsolved"
+        if instead:
+            verb = "Export it as" if instead[0].endswith(".ipynb") else "Rename it to"
+            note += f"; is it {', '.join(map(repr, instead[:2]))}? {verb} {lesson}"
+        notes.append(note)
+    return notes
 
 
 def _base(paths: Iterable[tuple[str, ...]], course: Course) -> tuple[str, ...]:

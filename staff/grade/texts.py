@@ -4,6 +4,7 @@ A hand-in chooses its names, messages, notes and what it prints. Each reader has
 characters in a cell, Excel 32,767, Gradescope 100,000 in one output.
 """
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,8 @@ LONGEST_END = 300  # of "raised at task1_single/run_glue.py:12"
 LONGEST_OUTPUT = 4000  # of a rank's stdout or stderr, the last ones
 LONGEST_CELL = 32_000
 MOST_RANKS, MOST_FLAGS, MOST_NOTES = 16, 50, 20
-FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet would run a cell that begins so
+# A spreadsheet would run a cell that begins so; and of a file of ours some take `;` or `|` for what separates cells.
+FORMULA = re.compile(r"(?:^|(?<=[;|\t]))(?=\s*[=+\-@\t\r])")
 
 
 def clip(text: str, most: int) -> str:
@@ -28,26 +30,31 @@ def message(text: str, most: int = LONGEST_MESSAGE) -> str:
     return "\n".join(clip(line, LONGEST_LINE) for line in clip(text, most).split("\n"))
 
 
+def in_one_line(text: str, most: int) -> str:
+    """A text as one line: a name with a line end in it must not add a line of its own to what a reader sees."""
+    return clip(text.replace("\n", "\\n").replace("\t", " "), most)
+
+
 def notes(texts: Sequence[str]) -> list[str]:
-    """The notes of one hand-in: not too many, and none too long."""
-    clipped = [message(text, LONGEST_NOTE) for text in texts[:MOST_NOTES]]
+    """The notes of one hand-in: not too many, and each one line that is not too long."""
+    clipped = [in_one_line(text, LONGEST_NOTE) for text in texts[:MOST_NOTES]]
     return clipped if len(texts) <= MOST_NOTES else [*clipped[:-1], f"{len(texts) - MOST_NOTES + 1} more notes"]
 
 
 def flag(row: dict[str, Any]) -> dict[str, Any]:
     """Something to look at by hand: where, and what was seen there."""
-    return {key: clip(row[key], LONGEST_END) for key in ("file", "what")} | {"line": int(row["line"])}
+    return {key: in_one_line(row[key], LONGEST_END) for key in ("file", "what")} | {"line": int(row["line"])}
 
 
 def output(rank: dict[str, Any]) -> dict[str, Any]:
     """What a rank printed last and how it ended. Escape sequences stay: pages.as_shown follows them as a terminal."""
     printed = {name: without_surrogates(rank[name][-LONGEST_OUTPUT:]) for name in ("stdout", "stderr")}
-    return {"rank": int(rank["rank"]), "ended": clip(rank["ended"], LONGEST_END)} | printed
+    return {"rank": int(rank["rank"]), "ended": in_one_line(rank["ended"], LONGEST_END)} | printed
 
 
 def cell(text: str) -> str:
     """A cell that every spreadsheet can read and none runs."""
-    return clip(f"'{text}" if text.startswith(FORMULA) else text, LONGEST_CELL)
+    return clip(FORMULA.sub("'", text), LONGEST_CELL)
 
 
 def printable(text: str) -> str:

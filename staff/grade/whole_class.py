@@ -14,6 +14,7 @@ import contextlib
 import json
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -24,10 +25,11 @@ from common.paths import ROOT
 from grader.wire.processes import descendants, kill_all
 from staff.grade import result_store
 from staff.grade.class_files import summary, write_class
+from staff.grade.gradebook import Row
 from staff.grade.hand_ins import DEADLINE, Grading, grader_files, hidden_files, not_graded_here
 from staff.grade.own_process import Unfinished, run_apart
 from staff.grade.submissions import Submission, name_all
-from staff.sandbox.graded_run import probe
+from staff.sandbox.graded_run import refuse_exposed
 
 CLASS_TIME = 600.0  # seconds to write the grade book and the overview, waiting for other parts included
 
@@ -51,9 +53,9 @@ def grade_all(grading: Grading, submissions: Sequence[Submission], jobs: int) ->
                 if error := future.exception():
                     print(f"{name}: not graded: {type(error).__name__}: {error}", file=sys.stderr)
                     continue
-                graded_now[name] = future.result()
+                row, graded_now[name] = future.result()
                 with contextlib.suppress(Exception):  # to tell of it must not cost the others anything
-                    tell(grading, name, graded_now[name], f"{len(graded_now)}/{len(submissions)}")
+                    tell(row, graded_now[name], f"{len(graded_now)}/{len(submissions)}")
         except BaseException:
             grading.stop.set()
             pool.shutdown(wait=False, cancel_futures=True)
@@ -69,15 +71,14 @@ def processors_of_jobs(processors: Sequence[int], jobs: int) -> list[set[int]]:
     return [set(processors[job::jobs]) for job in range(jobs)]
 
 
-def tell(grading: Grading, name: str, now: bool, count: str) -> None:
+def tell(row: Row, now: bool, count: str) -> None:
     """Print one line as soon as a submission is done."""
-    row = result_store.read(grading.out, name)
     figures = f"{row.run['wall_s']:6.1f} s  {row.run['peak_pss_mb'] or 0:6.0f} MB" if now else "already graded"
     score = f"{row.report['score']:3} of {row.report['max_score']}"
     score += f" + {row.report['bonus']:2} of {row.report['max_bonus']} bonus" if row.report.get("max_bonus") else ""
     review = ["needs manual review"] if row.run.get("flags") else []
     notes = "; ".join([*review, *row.run["notes"]])
-    print(f"{count:>7}  {score}  {figures}  {name}  {notes[:100]}".rstrip(), flush=True)
+    print(f"{count:>7}  {score}  {figures}  {row.name}  {notes[:100]}".rstrip(), flush=True)
 
 
 def share(submissions: Sequence[Submission], part: str) -> list[Submission]:
@@ -96,6 +97,7 @@ def share(submissions: Sequence[Submission], part: str) -> list[Submission]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     options = _options(argv)
+    refuse_exposed([ROOT, options.out, Path(tempfile.gettempdir()), *options.submissions])
     submissions = name_all(options.submissions)
     to_grade = share(submissions, options.part)
     start = time.monotonic()
@@ -142,18 +144,10 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     deadline = DEADLINE * float(os.environ.get("COS598D_SLOWNESS", "1"))
     parser.add_argument("--deadline", type=float, default=deadline, help="seconds for one submission (%(default)s)")
     parser.add_argument("--hidden", action="store_true", help="also run the hidden tests")
-    parser.add_argument(
-        "--threads-not-checked", action="store_true", help="grade although this machine cannot tell threads apart"
-    )
     parser.add_argument("--tests", nargs="+", metavar="TEST", help="run only these tests (files or pytest node ids)")
     options = parser.parse_args(argv)
     if missing := [path for path in options.submissions if not path.exists()]:
         raise InputError(f"{missing[0]}: no such folder or zip; check the path")
-    if not (probe()["threads"] or options.threads_not_checked):
-        raise InputError(
-            "this kernel does not count the CPU time of each thread, so threads would not be checked; "
-            "grade on another machine, or with --threads-not-checked"
-        )
     if options.jobs < 1:
         raise InputError(f"--jobs: expected at least 1, got {options.jobs}")
     if os.path.realpath(options.out) == str(ROOT) or options.out.is_file():

@@ -8,7 +8,7 @@ from common.errors import InputError
 from course.table import load_course
 from staff.grade.gradebook import Row
 from staff.grade.hand_ins import Grading, grader_files, hidden_files
-from staff.grade.result_store import at_work, read_with_output
+from staff.grade.result_store import at_work
 from staff.grade.submissions import Submission
 from staff.gradescope.results import VISIBILITIES
 
@@ -26,5 +26,4 @@ def grade_one(submission: Path, timeout: float) -> Row:
     with tempfile.TemporaryDirectory() as folder, at_work(Path(folder)) as scratch:
         grading = Grading.prepare(Path(folder), scratch, grader_files() + hidden_files(), seed=None, deadline=timeout)
         grading.deadline = max(1.0, timeout - MARGIN - (time.monotonic() - start))
-        grading.grade(Submission("submission", submission))
-        return read_with_output(Path(folder), "submission")
+        return grading.grade(Submission("submission", submission))[0]

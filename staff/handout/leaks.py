@@ -16,7 +16,6 @@ from collections.abc import Iterable
 from common.errors import InputError
 from course.table import Course
 from course.todo import find_blocks, read_tokens
-from staff.handout.formulas import leaked_formulas
 from staff.handout.regions import Region
 
 _MARKER = re.compile(r"\b(begin|end)[\s_-]*solution", re.IGNORECASE)
@@ -40,7 +39,6 @@ def find_leaks(files: dict[str, bytes], regions: list[Region], course: Course) -
             if _MARKER.search(line)
         ]
     problems += _leaked_lines(texts, regions, course.handout.common_lines)
-    problems += leaked_formulas(texts, regions)
     problems += _leaked_names(texts, regions, course.handout.taught_names)
     return problems + _without_help(texts, course)
 

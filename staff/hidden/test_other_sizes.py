@@ -45,15 +45,15 @@ def test_all_reduce_leaves_the_mean_on_five_workers(grade):
 def test_many_uneven_partitions_hold_every_example_once(grade):
     length = int(grade.draw.integers(200, 400))
     sizes = [size / 15 for size in (1, 2, 3, 4, 5)]
-    (parts,) = partitions.partitions(grade, length, sizes, [int(grade.draw.integers(10**6))])["partitions"]
+    (made,) = partitions.partitions(grade, [(length, sizes)], [int(grade.draw.integers(10**6))])
+    (parts,) = made["partitions"]
     partitions.check_exactly_once(grade, length, sizes, parts)
     partitions.check_counts(grade, length, sizes, [len(part) for part in parts])
 
 
 @graded("2b.5", weight=2)
 def test_five_and_six_workers_get_equally_many_batches(grade):
-    for length, total, workers in LOADS:
-        values = loaders.loaders(grade, length, total, workers)
+    for (length, total, workers), values in loaders.all_loaders(grade, LOADS):
         counts = [len(value["batches"]) for value in values]
         times_used = Counter(example for value in values for batch in value["batches"] for example in batch)
         what = f"{length} examples, total batch {total}, {workers} workers"

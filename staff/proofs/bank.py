@@ -7,19 +7,21 @@ import ast
 import functools
 import re
 import tomllib
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from common.errors import InputError, reading
 from common.paths import ROOT
-from course.table import Course, files_matching, load_course
+from course.table import files_matching, load_course
 from staff.grade.submissions import TREE, clean_files, write_files
 from staff.handout.regions import for_students, replace_body
 
 BANKS = ROOT / "staff" / "banks"
-KINDS = ("mistakes", "variants")
+MISTAKES, VARIANTS, FILE = "mistakes", "variants", "file"  # kinds; the last one: a bank that lies anywhere
+KEYS = {"body": dict, "patch": str, "file": str, "fails": dict, "race": bool}
+IN_WORDS = {dict: "a table of texts", str: "a text", bool: "true or false"}
 
 
 @dataclass(frozen=True)
@@ -27,8 +29,8 @@ class Entry:
     """One mistake or variant: new bodies by region (and part: "2a.2/1"), and a patch of what lies outside regions.
 
     `fails` says which tests a mistake must fail, and which words the message of each must hold. `race`: what a thread
-    finds depends on which one comes first, so that beyond `fails` its messages may differ from run to run. An entry of
-    a file from elsewhere is of the kind "file"; `error` says why it is none.
+    finds depends on which one comes first, so that beyond `fails` its messages may differ from run to run. `error` says
+    why an entry of a file from elsewhere is none.
     """
 
     kind: str
@@ -36,7 +38,7 @@ class Entry:
     name: str
     task: str
     file: str
-    bodies: dict[str, str]
+    bodies: dict[str, str] = field(default_factory=dict)
     patch: str = ""
     fails: dict[str, tuple[str, ...]] = field(default_factory=dict)
     race: bool = False
@@ -44,7 +46,7 @@ class Entry:
 
     @property
     def is_mistake(self) -> bool:
-        return self.kind == "mistakes"
+        return self.kind == MISTAKES
 
     def __str__(self) -> str:
         return f"{self.kind}/{self.bank}: {self.name}"
@@ -56,11 +58,10 @@ def load_bank(folder: Path = BANKS) -> list[Entry]:
     Raises:
         InputError: what is no entry, with its file and name.
     """
-    files = [(kind, path) for kind in KINDS for path in sorted((folder / kind).glob("*.toml"))]
-    course = load_course()
-    entries = [entry for kind, path in files for entry in _entries(kind, path, f"{kind}/{path.name}", course)]
+    paths = [(kind, path) for kind in (MISTAKES, VARIANTS) for path in sorted((folder / kind).glob("*.toml"))]
+    entries = [entry for kind, path in paths for entry in _entries(kind, path)]
     if wrong := next((entry for entry in entries if entry.error), None):
-        raise InputError(wrong.error)
+        raise InputError(f"{wrong}: {wrong.error}")
     return entries
 
 
@@ -71,53 +72,49 @@ def load_file(path: Path) -> list[Entry]:
         InputError: no bank at all, or one without entries.
     """
     with reading(path):
-        entries = list(_entries("file", path, str(path), load_course()))
+        entries = list(_entries(FILE, path))
     if not entries:
         raise InputError(f"{path}: expected at least one entry, got none")
     return entries
 
 
-def _entries(kind: str, path: Path, where: str, course: Course) -> Iterator[Entry]:
-    """Yield the entries of a file; one that is none says so in its `error`."""
+def _entries(kind: str, path: Path) -> Iterator[Entry]:
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
-        raise InputError(f"{where}: expected a bank as TOML, got {error}") from error
+        raise InputError(f"{path}: expected a bank as TOML, got {error}") from error
     if missing := [key for key in ("task", "file") if not isinstance(table.get(key), str)]:
-        raise InputError(f"{where}: expected task and file at the top, got no {missing[-1]}")
+        raise InputError(f"{path}: expected task and file at the top, got no {missing[-1]}")
     task, file = table.pop("task"), table.pop("file")
+    tasks = load_course().tasks
     for name, row in table.items():
         try:
-            if task not in course.tasks:
-                raise InputError(f"{where}: expected a task, one of {', '.join(course.tasks)}; got {task!r}")
-            yield _entry(kind, path.stem, name, row, task, file)
+            if task not in tasks:
+                raise InputError(f"expected a task, one of {', '.join(tasks)}; got {task!r}")
+            yield _entry(Entry(kind, path.stem, name, task, file), row)
         except InputError as error:
-            yield Entry(kind, path.stem, name, task, file, {}, error=str(error))
+            yield Entry(kind, path.stem, name, task, file, error=str(error))
 
 
-def _entry(kind: str, bank: str, name: str, row: dict[str, Any], task: str, file: str) -> Entry:
-    where = f"{kind}/{bank}.toml: {name!r}"
-    known = {"body": dict, "patch": str, "file": str} | ({"fails": dict, "race": bool} if kind != "variants" else {})
-    if not isinstance(row, dict):
-        raise InputError(f"{where}: expected a table with a body or a patch, got {row!r}")
-    if unknown := set(row) - set(known):
-        raise InputError(f"{where}: unknown key {min(unknown)!r}; expected some of {', '.join(sorted(known))}")
+def _entry(start: Entry, row: Any) -> Entry:
+    """The entry that a row of the file describes. Raises InputError if it is none."""
+    if not isinstance(row, dict) or not (row.get("body") or row.get("patch")):
+        raise InputError(f"expected a body or a patch, got {row!r}")
     for key, value in row.items():
-        if not isinstance(value, known[key]):
-            words = {dict: "a table of texts", str: "a text", bool: "true or false"}[known[key]]
-            raise InputError(f"{where}: {key}: expected {words}, got {value!r}")
-    texts = [
-        text for value in row.get("fails", {}).values() for text in (value if isinstance(value, list) else [value])
-    ]
-    if strange := [text for text in (*row.get("body", {}).values(), *texts) if not isinstance(text, str)]:
-        raise InputError(f"{where}: expected texts in body and fails, got {strange[0]!r}")
-    if not row.get("body") and not row.get("patch"):
-        raise InputError(f"{where}: expected a body or a patch, got neither")
-    if kind == "mistakes" and not row.get("fails"):
-        raise InputError(f"{where}: expected the tests that must fail, fails.test_name = [words], got none")
-    fails = {test: (words,) if isinstance(words, str) else tuple(words) for test, words in row.get("fails", {}).items()}
-    bodies, race = row.get("body", {}), row.get("race", False)
-    return Entry(kind, bank, name, task, row.get("file", file), bodies, row.get("patch", ""), fails, race)
+        if key not in KEYS or (start.kind == VARIANTS and key in ("fails", "race")):
+            raise InputError(f"unknown key {key!r}; expected some of {', '.join(KEYS)}, the last two in mistakes only")
+        if not isinstance(value, KEYS[key]):
+            raise InputError(f"{key}: expected {IN_WORDS[KEYS[key]]}, got {value!r}")
+    bodies = row.get("body", {})
+    lists = {test: words if isinstance(words, list) else [words] for test, words in row.get("fails", {}).items()}
+    for text in (*bodies.values(), *(word for words in lists.values() for word in words)):
+        if not isinstance(text, str):
+            raise InputError(f"expected texts in body and fails, got {text!r}")
+    if start.kind == MISTAKES and not lists:
+        raise InputError("expected the tests that must fail, fails.test_name = [words], got none")
+    fails = {test: tuple(words) for test, words in lists.items()}
+    file, patch, race = row.get("file", start.file), row.get("patch", ""), row.get("race", False)
+    return replace(start, file=file, bodies=bodies, patch=patch, fails=fails, race=race)
 
 
 def copy_tree(tree: Path) -> None:
@@ -131,19 +128,16 @@ def solved_files() -> dict[str, bytes]:
     return clean_files(solved=load_course().regions)
 
 
-def changed_files(entries: Iterable[Entry]) -> dict[str, bytes]:
-    """The solved files with these entries in them, each in a file of its own.
+def changed_files(entry: Entry) -> dict[str, bytes]:
+    """The solved files with this entry in its file.
 
     Raises:
         InputError: as `apply`, and an entry whose file is none of these.
     """
-    course, files = load_course(), dict(solved_files())
-    for entry in entries:
-        if entry.file not in files:
-            raise InputError(f"{entry}: {entry.file}: expected a file of the course, got none; check the path")
-        text = apply(entry, (ROOT / entry.file).read_text(encoding="utf-8"))
-        files[entry.file] = for_students(text.encode(), entry.file, course, course.regions)
-    return files
+    if entry.file not in solved_files():
+        raise InputError(f"{entry}: {entry.file}: expected a file of the course, got none; check the path")
+    course, text = load_course(), apply(entry, (ROOT / entry.file).read_text(encoding="utf-8"))
+    return solved_files() | {entry.file: for_students(text.encode(), entry.file, course, course.regions)}
 
 
 def apply(entry: Entry, solved: str) -> str:
@@ -155,7 +149,7 @@ def apply(entry: Entry, solved: str) -> str:
     """
     text = solved
     try:
-        for old, new in hunks(entry.patch):
+        for old, new in _hunks(entry.patch):
             if text.count(old) != 1:
                 start = old.strip().split("\n")[0]
                 raise InputError(f"the patch text {start!r} must occur exactly once, got {text.count(old)} times")
@@ -163,15 +157,14 @@ def apply(entry: Entry, solved: str) -> str:
         for place, body in entry.bodies.items():
             region, _, part = place.partition("/")
             text = replace_body(text, entry.file, region, body.strip("\n"), int(part) if part else None)
-        equal = ast.dump(ast.parse(text)) == ast.dump(ast.parse(solved))
+        if ast.dump(ast.parse(text)) == ast.dump(ast.parse(solved)):
+            raise InputError("the entry equals the solution; change it")
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise InputError(f"{entry}: {error}") from error
-    if equal:
-        raise InputError(f"{entry}: the entry equals the solution; change it")
     return text
 
 
-def hunks(patch: str) -> Iterator[tuple[str, str]]:
+def _hunks(patch: str) -> Iterator[tuple[str, str]]:
     """(old text, new text) of each hunk. Lines of both begin with a blank, old ones with -, new ones with +.
 
     Raises:

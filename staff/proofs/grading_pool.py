@@ -1,4 +1,4 @@
-"""Worker processes that run graders on many trees, one after the other, with torch loaded once.
+"""Runs graders on many trees, one after the other, in worker processes that load torch once.
 
 A fresh pytest for every tree would spend most of its time on importing torch; here the zygote of the graders stays
 alive as long as the worker.
@@ -6,22 +6,18 @@ alive as long as the worker.
 
 import contextlib
 import functools
-import gc
 import io
+import json
 import multiprocessing
 import os
-import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from queue import SimpleQueue
-from typing import Any, NamedTuple, TypeVar
-from unittest import mock
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -32,8 +28,8 @@ from grader.ranks.running import STARTER
 from staff.grade.hand_ins import grader_files
 from staff.sandbox import kernel
 
-T = TypeVar("T")
 LONGEST_OUTPUT = 400  # characters
+TOO_LONG = 124  # exit code
 LIMIT = 300  # seconds for one tree: graders have deadlines of their own, so this ends a broken grader only
 
 
@@ -73,99 +69,23 @@ class Graded:
         return {name: result.status for name, result in self.results.items()}
 
 
-class OneRun:
-    """A pytest plugin that reads the report of the graders' plugin at the end of a run."""
-
-    def __init__(self) -> None:
-        self.graded = Graded()
-        self.too_long = False
-
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        plugin: Any = session.config.pluginmanager.get_plugin("grader.plugin")
-        results, points_lost = self.graded.results, self.graded.points_lost
-        for entry in session.config.stash[plugin.ENTRIES].values():
-            name = function_of(entry.id)
-            if results.get(name, Result()).status == "passed":
-                message = f"{entry.status}: {entry.message} [region {entry.region}, 0 of {entry.max_points}]"
-                results[name] = Result(entry.status, message if entry.status != "passed" else "")
-            if lost := entry.max_points - entry.points:
-                points_lost[entry.region] = points_lost.get(entry.region, 0) + lost
-        self.graded.warned.extend(session.config.stash[plugin.WRITTEN].warnings)
+def read(report: Mapping[str, Any]) -> Graded:
+    """What a report.json of the graders says."""
+    results: dict[str, Result] = {}
+    points_lost: dict[str, int] = {}
+    for test in report["tests"]:
+        name, status, region = function_of(test["id"]), test["status"], test["region"]
+        if results.get(name, Result()).status == "passed":
+            message = f"{status}: {test['message']} [region {region}, 0 of {test['max_points']}]"
+            results[name] = Result(status, message if status != "passed" else "")
+        if lost := test["max_points"] - test["points"]:
+            points_lost[region] = points_lost.get(region, 0) + lost
+    return Graded(results, points_lost, report["warnings"])
 
 
 def function_of(nodeid: str) -> str:
     """The name of a test without its file and its case."""
     return nodeid.rpartition("::")[2].split("[")[0]
-
-
-class GradingPool:
-    """Runs functions in worker processes, one at a time in each: what ends its process costs no other its result."""
-
-    def __init__(self, count: int) -> None:
-        self.threads = ThreadPoolExecutor(count)
-        self.idle: SimpleQueue[ProcessPoolExecutor] = SimpleQueue()
-        for _ in range(count):
-            self.idle.put(one_process())
-
-    def submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
-        return self.threads.submit(self._run, function, *arguments)
-
-    def _run(self, function: Callable[..., T], *arguments: Any) -> T:
-        process = self.idle.get()
-        try:
-            return process.submit(function, *arguments).result()
-        except BrokenProcessPool:
-            process = one_process()
-            raise
-        finally:
-            self.idle.put(process)
-
-    def close(self) -> None:
-        self.threads.shutdown(cancel_futures=True)
-        while not self.idle.empty():
-            self.idle.get().shutdown()
-
-
-def one_process() -> ProcessPoolExecutor:
-    process = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), initializer=die_with_parent)
-    process.submit(os.getpid)  # starts it now: it dies with the thread that starts it
-    return process
-
-
-@contextlib.contextmanager
-def worker_processes(count: int) -> Iterator[GradingPool]:
-    """`count` workers, each with a zygote of its own; the cache of tiny models is shared. With them goes the folder of
-    all that they write, even if one is killed."""
-    os.environ.setdefault("COS598D_CACHE", str(cache_dir("models").parent))  # spawned workers inherit it
-    with (
-        tempfile.TemporaryDirectory(prefix="cos598d-pool-", ignore_cleanup_errors=True) as folder,
-        mock.patch.dict(os.environ, {"TMPDIR": folder}),
-        contextlib.closing(GradingPool(count)) as pool,
-    ):
-        yield pool
-
-
-def die_with_parent() -> None:
-    """A worker whose parent is killed would wait for work for ever; with it ends its zygote."""
-    if sys.platform == "linux":
-        kernel.prctl(kernel.PDEATHSIG, signal.SIGKILL)
-
-
-@functools.cache
-def folder_of_trees() -> tempfile.TemporaryDirectory:
-    return tempfile.TemporaryDirectory(prefix="cos598d-trees-")
-
-
-@contextlib.contextmanager
-def tree_folder() -> Iterator[Path]:
-    """An empty folder for one tree at a time; in one process it has the same name each time, so that the zygote imports
-    common/ once for all trees, see grader/given_files.py."""
-    folder = Path(folder_of_trees().name, "tree")
-    folder.mkdir()
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder)
 
 
 def collect() -> tuple[dict[str, Test], dict[str, str]]:
@@ -180,6 +100,27 @@ def collect() -> tuple[dict[str, Test], dict[str, str]]:
     return tests, {script: id for id, (script, _), _ in marks}
 
 
+@contextlib.contextmanager
+def worker_processes(count: int) -> Iterator[ProcessPoolExecutor]:
+    """Workers, each with a zygote of its own; all that they write is in one folder, removed even if one is killed."""
+    with tempfile.TemporaryDirectory(prefix="cos598d-pool-", ignore_cleanup_errors=True) as folder:
+        start = functools.partial(begin_work, folder, str(cache_dir("models").parent))
+        pool = ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), initializer=start)
+        try:
+            yield pool
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def begin_work(folder: str, cache: str) -> None:
+    """In a new worker: where it writes, and the tiny models that all share. It ends with its parent, and with it its
+    zygote: it would wait for work for ever."""
+    os.environ |= {"TMPDIR": folder, "COS598D_CACHE": cache}
+    tempfile.tempdir = folder
+    if sys.platform == "linux":
+        kernel.prctl(kernel.PDEATHSIG, signal.SIGKILL)
+
+
 def grade(tree: Path, tests: Sequence[str], seed: int) -> Graded:
     """Run these tests (files or node ids) on the student's files in `tree`, with inputs drawn from `seed`.
 
@@ -189,29 +130,28 @@ def grade(tree: Path, tests: Sequence[str], seed: int) -> Graded:
         TimeoutError: after LIMIT seconds.
         RuntimeError: the tests cannot be loaded, or one failed that grades nothing.
     """
-    watch, printed = OneRun(), io.StringIO()
 
     def stop(_signal: int, _frame: object) -> None:
-        watch.too_long = True
-        pytest.exit(f"the graders have not ended after {LIMIT} s")  # any other exception would only fail a test
+        pytest.exit("too long", returncode=TOO_LONG)  # any other exception would only fail a test
 
     STARTER.lasts = True
     signal.signal(signal.SIGALRM, stop)
     signal.alarm(LIMIT)
-    code: int | None = None
-    try:
-        os.chdir(ROOT)
-        silent = contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed)
-        with silent[0], silent[1], contextlib.suppress(pytest.exit.Exception):
-            options = ["-q", "-p", "no:cacheprovider", "--tb=native", f"--tree={tree}", "--seed", str(seed)]
-            code = pytest.main([*options, *tests], plugins=[watch])
-    finally:
-        signal.alarm(0)
-        if not gc.get_freeze_count():
-            gc.freeze()  # torch and pytest stay: pytest ends each run with two collections, which skip them now
-    if watch.too_long:
+    code, printed = TOO_LONG, io.StringIO()
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder, "report.json")
+        options = ["-q", "-p", "no:cacheprovider", "--tb=native", "--report", str(report), "--seed", str(seed)]
+        try:
+            os.chdir(ROOT)
+            silent = contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed)
+            with silent[0], silent[1], contextlib.suppress(pytest.exit.Exception):
+                code = int(pytest.main([*options, f"--tree={tree}", *tests]))
+        finally:
+            signal.alarm(0)
+        graded = read(json.loads(report.read_text(encoding="utf-8"))) if report.exists() else Graded()
+    if code == TOO_LONG:
         raise TimeoutError(f"the graders have not ended after {LIMIT} s")
-    a_grader_failed = any(result.outcome == "failed" for result in watch.graded.results.values())
+    a_grader_failed = any(result.outcome == "failed" for result in graded.results.values())
     if code != pytest.ExitCode.OK and not (code == pytest.ExitCode.TESTS_FAILED and a_grader_failed):
         raise RuntimeError(f"pytest ended with {code}: {printed.getvalue()[-LONGEST_OUTPUT:]}")
-    return watch.graded
+    return graded

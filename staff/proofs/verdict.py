@@ -2,21 +2,22 @@
 
 import json
 import re
-import time
+import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
 
 from common.errors import InputError
 from staff.grade.submissions import write_files
-from staff.proofs.bank import Entry, changed_files
-from staff.proofs.grading_pool import Graded, GradingPool, Result, Test, grade, tree_folder
+from staff.proofs.bank import FILE, VARIANTS, Entry, changed_files
+from staff.proofs.grading_pool import Graded, Result, Test, grade, worker_processes
 
 LONGEST_ERROR = 500  # characters
 COPIES = "copies"  # stands for the test of a file's copies; graders have names that begin with test_
-
-LINE = re.compile(r":\d+(?=\b)")
 GRADER_FAILED = "crashed: internal grader error"
+LINE = re.compile(r":\d+(?=\b)")
 Tests = dict[str, Test]
 
 
@@ -42,7 +43,7 @@ class Verdict:
         """What is not as it must be; "" if all is."""
         if self.error:
             return f"not graded: {self.error}"
-        if self.entry.kind == "variants":
+        if self.entry.kind == VARIANTS:
             accepted = bool(self.results) and all(result.outcome == "passed" for result in self.results.values())
             return "" if accepted else "not accepted"
         if missing := [test for test in self.entry.fails if test not in self.failed]:
@@ -59,6 +60,12 @@ class Verdict:
         results = sorted(self.results.items())
         return tuple((test, result.outcome, LINE.sub(":", result.message)) for test, result in results)
 
+    def __str__(self) -> str:
+        """One line, and below it the messages of the tests that must fail, or of all that failed if it went wrong."""
+        head = f"{self.entry}   <-- {self.complaint} (--seed {self.seed})" if self.complaint else str(self.entry)
+        tests = self.failed if self.complaint else self.entry.fails
+        return "\n".join([head, *(f"    {test}: {self.results[test].message}" for test in tests)])
+
     def as_json(self) -> str:
         """The line for an entry of --bank."""
         row: dict[str, object] = {"name": self.entry.name, "task": self.entry.task}
@@ -69,54 +76,70 @@ class Verdict:
         return json.dumps(row | ({"complaint": self.complaint} if self.complaint else {}))
 
 
-Call = tuple[Entry, Tests, Sequence[int]]  # an entry, the graders to run on it, and a seed for each time
+def graders_of(entry: Entry, tests: Tests, copies: dict[str, str]) -> Tests:
+    """Choose the graders that run on an entry. A file from elsewhere meets all those of its task, and that of the
+    copies it changes."""
+    if entry.kind == FILE:
+        copy = {COPIES: Test(copies[entry.file], "")} if entry.file in copies else {}
+        return {name: test for name, test in tests.items() if test.task == entry.task} | copy
+    chosen = entry.fails or [name for name, test in tests.items() if test.file == entry.file]
+    return {name: tests[name] for name in chosen}
 
 
-def judge(entry: Entry, tests: Tests, seeds: Sequence[int]) -> Verdict:
+class Call(NamedTuple):
+    """The arguments of `judge`."""
+
+    entry: Entry
+    tests: Tests
+    seeds: Sequence[int]
+    tries: int = 1
+
+
+def judge(entry: Entry, tests: Tests, seeds: Sequence[int], tries: int = 1) -> Verdict:
     """Run these graders on a tree of the entry's own, once for each seed; the first verdict that is not as it must be.
 
-    Whatever keeps the entry from being graded is its error.
+    With two `tries` only what is twice not as it must be, with the same inputs, counts: among a thousand runs on a busy
+    machine one is interrupted.
     """
-    seed = seeds[0]
+    for seed in seeds:
+        for _ in range(tries):
+            verdict = _judge_once(entry, tests, seed)
+            if not verdict.complaint:
+                break
+        else:
+            break
+    return verdict
+
+
+def _judge_once(entry: Entry, tests: Tests, seed: int) -> Verdict:
+    """Whatever keeps an entry from being graded is its error: those from elsewhere may do anything."""
     try:
         if entry.error:
             raise InputError(entry.error)
-        with tree_folder() as tree:
-            write_files(changed_files([entry]), tree)
-            for seed in seeds:
-                graded = grade(tree, [test.id for test in tests.values()], seed)
-                verdict = Verdict(entry, graded, seed)
-                if verdict.complaint:
-                    break
-            return verdict
+        with tempfile.TemporaryDirectory() as tree:
+            write_files(changed_files(entry), Path(tree))
+            return Verdict(entry, grade(Path(tree), [test.id for test in tests.values()], seed), seed)
     except Exception as error:
         words = str(error) if isinstance(error, (InputError, TimeoutError)) else f"{type(error).__name__}: {error}"
         return Verdict(entry, seed=seed, error=" ".join(words.split())[:LONGEST_ERROR])
 
 
-def judge_all(pool: GradingPool, calls: Sequence[Call], seconds: float = float("inf")) -> Iterator[Verdict]:
-    """Yield the verdicts in order. After `seconds`, no other entry is begun, and those are left out."""
-    end = time.monotonic() + seconds
-    futures = [pool.submit(judge, *call) for call in calls]
-    for (entry, _, seeds), future in zip(calls, futures, strict=True):
-        if time.monotonic() > end:
-            for other in futures:  # all at once: while one is waited for, the pool begins the next
-                other.cancel()
-        if future.cancelled():
-            continue
-        try:
-            yield future.result()
-        except BrokenProcessPool:
-            yield Verdict(entry, seed=seeds[0], error="it ended the process that grades it")
+def judge_all(calls: Sequence[Call], workers: int) -> Iterator[Verdict]:
+    """Yield the verdict of each call of `judge`, in order, from this many processes.
 
-
-def graders_of(entry: Entry, tests: Tests, copies: dict[str, str]) -> Tests:
-    """Choose the graders that run on an entry, of all those of its task.
-
-    A file from elsewhere meets all of them, and that of the copies it changes.
+    When one of them dies, the calls that are left get one at a time, so that it is known which entry ends it.
     """
-    if entry.kind == "file":
-        copy = {COPIES: Test(copies[entry.file], "")} if entry.file in copies else {}
-        return tests | copy
-    chosen = entry.fails or [name for name, test in tests.items() if test.file == entry.file]
-    return {name: tests[name] for name in chosen}
+    done = 0
+    while done < len(calls):
+        with worker_processes(workers) as pool:
+            try:
+                for future in [pool.submit(judge, *call) for call in calls[done:]]:
+                    yield future.result()
+                    done += 1
+            except BrokenProcessPool:
+                if workers == 1:
+                    yield Verdict(
+                        calls[done].entry, seed=calls[done].seeds[0], error="it ended the process that grades it"
+                    )
+                    done += 1
+                workers = 1

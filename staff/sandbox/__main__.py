@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         for name in graded_run.protect():
             print(f"closed to other users: {name}")
     held = graded_run.probe() | {"not_graded_here": tests_not_graded_here(graded_run.probe()["network"])}
-    for name in ("user", "landlock", "seccomp", "network", "scratch", "limits", "memory", "threads"):
+    for name in ("user", "landlock", "seccomp", "network", "scratch", "limits", "memory"):
         print(f"{name:10} {'active' if held[name] else 'NOT AVAILABLE HERE'}")
     if held["files"] == "open":
         print(

@@ -9,21 +9,15 @@ import json
 import os
 import resource
 import signal
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from staff.sandbox import kernel, landlock, seccomp
+from staff.sandbox.readable import readable
 
 MIB = 1 << 20
 SHARED_MEMORY = Path("/dev/shm")
-READABLE = (
-    "/usr", "/lib", "/lib64", "/bin", "/etc/ld.so.cache", "/etc/hosts", "/etc/nsswitch.conf", "/etc/resolv.conf",
-    "/etc/host.conf", "/etc/gai.conf", "/etc/passwd", "/etc/localtime", "/etc/ssl", "/etc/fonts", "/sys/devices",
-    "/sys/class/net", "/sys/bus/pci/devices", "/proc/self", "/proc/cpuinfo", "/proc/meminfo", "/proc/stat",
-    "/proc/sys/kernel", "/dev/zero", "/dev/urandom", "/dev/random",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -78,8 +72,7 @@ def build(policy: Policy, folder: str) -> None:
         kernel.prctl(kernel.DUMPABLE, int("landlock" in walls and "seccomp" in walls))
     if "landlock" in walls:
         shared = [SHARED_MEMORY] if "scratch" in walls else []
-        readable = [*READABLE, sys.prefix, sys.base_prefix, policy.tree]
-        landlock.restrict(readable, [folder, "/dev/null", *shared], tcp=sockets)
+        landlock.restrict([*readable(), policy.tree], [folder, "/dev/null", *shared], tcp=sockets)
     if "seccomp" in walls:
         scoped = "landlock" in walls and landlock.version() >= 6
         others_out_of_reach = "user" in walls or scoped

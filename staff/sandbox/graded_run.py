@@ -18,12 +18,13 @@ Isolation layers, each used where the machine supports it and named in every rep
 The graders' own process has a limit of memory, so a rank that sends too much ends its own grading and nothing else.
 
 Always there: the graders are in other processes than the ranks and take values from them, never verdicts; a clean
-environment; a copied tree; a deadline; a watch on memory; a sweep of all that is left. staff/attacks.py proves each.
+environment; a tree of its own; a deadline; a watch on memory; a sweep of all that is left. staff/attacks.py tries them.
 
 bubblewrap, nsjail and systemd-run isolate a program that they start. Ranks are forked from a process that has imported
 torch; a program of its own would cost each rank 5 s.
 """
 
+import contextlib
 import functools
 import json
 import os
@@ -32,7 +33,7 @@ import random
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,8 +41,8 @@ from typing import Any
 from common.errors import InputError
 from common.paths import ROOT, cache_dir
 from course.table import load_course
-from grader.ranks.thread_times import kernel_counts
 from staff.sandbox import kernel, landlock, seccomp
+from staff.sandbox.readable import readable
 
 CONFINING = ("user", "landlock", "seccomp", "network", "scratch", "limits", "memory")
 OF_STAFF = ("staff", "docs", "tests/own", ".git")  # beside the files that hold solutions
@@ -51,15 +52,13 @@ UIDS = range(20_000, 60_000)  # where a container maps only 65,536 users, these 
 
 @dataclass(frozen=True)
 class Job:
-    """What the supervisor is to run, and under which limits; see run_graded."""
+    """What the supervisor is to run; see run_graded."""
 
     tree: str
     report: str
     tests: Sequence[str]
     seed: int | None
     deadline_s: float
-    off: Sequence[str]
-    limits: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ class Outcome:
     """What came of grading one submission; points and messages are in the report, if there is one.
 
     `exit_code` is pytest's: 0 all passed, 1 some failed; 124 the deadline has passed; negative: killed by a signal.
-    `peak_pss_mb` is the largest sum over graders and ranks, looked at every second; `swept` counts processes that had
+    `peak_pss_mb` is the largest sum over graders and ranks, looked at every 5 s; `swept` counts processes that had
     to be killed at the end; `output` is what pytest printed, for staff; `sandbox` says which layers were active.
     """
 
@@ -88,28 +87,25 @@ def run_graded(
     seed: int | None,
     deadline_s: float,
     env: Mapping[str, str] | None = None,
-    off: Sequence[str] = (),
-    limits: Mapping[str, int] | None = None,
-    supervisor: str = "staff.sandbox.supervisor",
 ) -> Outcome:
-    """Run `tests` (pytest's node ids, relative to the repository) on a copy of `tree`; blocks until all is swept.
+    """Run `tests` (pytest's node ids, relative to the repository) on `tree`, which goes; blocks until all is swept.
 
-    May be called from several threads or processes at once. If the caller is killed, everything below dies. `env` is
-    added to a small environment of our own, and `limits` are fields of confine.Policy. Nothing that a submission does
-    raises here. For staff/attacks.py: `off` names layers that are not built, and `supervisor` is another module to run.
+    The files of the tree are plain and can be read by every user. May be called from several threads or processes at
+    once. If the caller is killed, everything below dies. `env` is added to a small environment of our own. Nothing that
+    a submission does raises here.
 
     Raises:
         InputError: `tree` is no folder.
     """
     if not Path(tree).is_dir():
         raise InputError(f"{tree}: expected the folder of a submission's files, found none; unpack it first")
-    job = Job(os.path.abspath(tree), os.path.abspath(report), tests, seed, deadline_s, off, limits or {})
+    job = Job(os.path.abspath(tree), os.path.abspath(report), tests, seed, deadline_s)
     command = [sys.executable, "-P", "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); import runpy; "
-               f"runpy.run_module('{supervisor}', run_name='__main__')"]  # fmt: skip
+               "runpy.run_module('staff.sandbox.supervisor', run_name='__main__')"]  # fmt: skip
     process = subprocess.Popen(
         command,
         cwd=ROOT,
-        env=(dict(os.environ) if "environment" in off else {}) | environment() | dict(env or {}),
+        env=environment() | dict(env or {}),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -153,9 +149,9 @@ def probe() -> dict[str, Any]:
         "scratch": _in_child(_mount_scratch),
         "limits": True,
         "memory": True,
-        "threads": kernel_counts(),
     }
-    held["files"] = "landlock" if held["landlock"] else "modes" if root and not open_secrets() else "open"
+    closed = held["landlock"] and _in_child(_try_to_read_secrets)
+    held["files"] = "landlock" if closed else "modes" if root and not open_secrets() else "open"
     return held | {"level": _level(held)}
 
 
@@ -206,6 +202,16 @@ def _try_other() -> None:
     os.listdir(ROOT / "grader")
 
 
+def _try_to_read_secrets() -> None:
+    """Give up all files as a rank does, then open what nobody may read. Raises RuntimeError if one can be opened."""
+    files = [path for name in secrets() if (path := ROOT / name).is_file()] + [ROOT / "course.toml"]
+    kernel.prctl(kernel.NO_NEW_PRIVS, 1)
+    landlock.restrict(readable(), [], tcp=False)
+    for path in files:
+        with contextlib.suppress(PermissionError), open(path, "rb"):
+            raise RuntimeError(f"{path} can be read")
+
+
 def _mount_scratch() -> None:
     folder = tempfile.gettempdir()  # found by writing a file, which is over once nothing can be written
     kernel.own_namespaces(kernel.NEW_MOUNTS)
@@ -252,6 +258,19 @@ def closed_folders() -> list[Path]:
         above = [folder for folder in reversed([place, *place.parents]) if not folder.stat().st_mode & 0o001]
         closed += above[:1]
     return list(dict.fromkeys(closed))
+
+
+def refuse_exposed(paths: Iterable[Path]) -> None:
+    """Raise InputError if one of these lies in or below what every rank may read: see readable.py."""
+    folders = [Path(os.path.realpath(path)) for path in readable()]
+    for path in paths:
+        real = Path(os.path.realpath(path))
+        for folder in folders:
+            if folder == real or folder in real.parents:
+                raise InputError(
+                    f"{path}: expected a place that submissions cannot read, but it is in {folder}, which every "
+                    "submission can read (Python and the system's libraries); move it, for example to /srv/course"
+                )
 
 
 def open_secrets() -> list[str]:

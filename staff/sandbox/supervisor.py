@@ -16,11 +16,10 @@ import os
 import resource
 import shutil
 import signal
-import stat
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -31,20 +30,19 @@ from staff.sandbox.confine import MIB, Policy
 from staff.sandbox.graded_run import CONFINING, Job, free_uid, make_interpreter_reachable, probe
 
 LOOK = 0.5  # seconds between two looks at the memory
-RECORD = 1.0  # seconds between two measurements for the record: each takes 70 ms of a processor
+RECORD = 5.0  # seconds between two measurements for the record: each takes 70 ms of a processor
 MOST_OUTPUT = 20_000
 GRADERS_MEMORY = 1536  # MiB of address space for the graders' own process, which needs 200
 SPARE_FILES = 20_000  # in all ranks' folders, where these have no file systems of their own
 DEADLINE_CODE = 124
-NOT_FOR_RANKS = {"course.toml"}  # the graders read their own
 
 
 class Supervisor:
     """One submission's run."""
 
-    def __init__(self, job: Job, prepare: Callable[[Job], None]) -> None:
-        self.job, self.prepare = job, prepare
-        self.next_record = time.monotonic() + RECORD
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.next_record = time.monotonic() + LOOK
         self.peak = 0.0
         self.timed_out = False
         self.swept: set[int] = set()
@@ -56,18 +54,18 @@ class Supervisor:
         start = time.monotonic()
         kernel.prctl(kernel.SUBREAPER, 1)
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})  # it is waited for, see _watch
-        if self.record["user"] and "user" not in self.job.off:
+        if self.record["user"]:
             make_interpreter_reachable()
         with tempfile.TemporaryDirectory(prefix="cos598d-grading-", ignore_cleanup_errors=True) as stage:
             os.chmod(stage, 0o711)  # the ranks' folders lie in here, whose names nobody else can list
             tree = Path(stage, "tree")
-            _copy_readable(Path(self.job.tree), tree)
-            policy = self._policy(tree)
+            shutil.move(self.job.tree, tree)
+            policy = Policy(tuple(wall for wall in CONFINING if self.record[wall]), self.uid, str(tree))
             output = open(Path(stage, "output"), "w+b")  # noqa: SIM115 (closed with the process)
             os.chmod(output.name, 0o600)
             pid = os.fork()
             if pid == 0:
-                graders(self.job, policy, Path(stage), output.fileno(), self.prepare)
+                graders(self.job, policy, Path(stage), output.fileno())
             try:
                 code = self._watch(pid, policy, Path(stage))
             finally:
@@ -81,12 +79,8 @@ class Supervisor:
             "peak_pss_mb": round(self.peak, 1),
             "swept": len(self.swept),
             "output": printed,
-            "sandbox": self.record | {"off": self.job.off} if self.job.off else self.record,
+            "sandbox": self.record,
         }
-
-    def _policy(self, tree: Path) -> Policy:
-        walls = tuple(wall for wall in CONFINING if self.record[wall] and wall not in self.job.off)
-        return Policy(walls, self.uid, str(tree), "network" in self.job.off, False, **self.job.limits)
 
     def _watch(self, pid: int, policy: Policy, stage: Path) -> int:
         """Wait for pytest, until the deadline; meanwhile kill ranks that together take too much."""
@@ -114,8 +108,6 @@ class Supervisor:
             sizes = {process: pss_mb(process) for process in processes}
             self.peak = max(self.peak, sum(sizes.values()))
             may_be_too_much = sum(sizes[process] for process in ranks) > policy.memory
-        if "watch" in self.job.off:
-            return
         full = "scratch" not in policy.walls and folder_mb(stage) > policy.scratch * 8
         if may_be_too_much or full:
             for process in ranks:
@@ -131,10 +123,8 @@ class Supervisor:
 
     def _sweep(self) -> None:
         """Kill what is left: by name of the user, which no fork outruns, and all that has become a child of ours."""
-        if "sweep" in self.job.off:
-            return
         self.swept = kill_all(lambda: descendants(os.getpid(), set()))
-        if self.record["user"] and "user" not in self.job.off:
+        if self.record["user"]:
             kernel.kill_user(self.uid)
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, 0):
@@ -151,14 +141,13 @@ def pss_mb(pid: int) -> float:
     return memory(pid) / MIB
 
 
-def graders(job: Job, policy: Policy, stage: Path, output: int, prepare: Callable[[Job], None]) -> NoReturn:
+def graders(job: Job, policy: Policy, stage: Path, output: int) -> NoReturn:
     """The forked child: pytest from the root of the repository, in an environment of its own making."""
     code = 70
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
         kernel.prctl(kernel.PDEATHSIG, signal.SIGKILL)
-        if "memory" not in job.off:
-            kernel.prctl(kernel.DUMPABLE, 0)  # nobody but root can trace this process or read its memory
+        kernel.prctl(kernel.DUMPABLE, 0)  # nobody but root can trace this process or read its memory
         _, hard = resource.getrlimit(resource.RLIMIT_AS)  # the zygote, which needs more, lifts the soft one for itself
         resource.setrlimit(resource.RLIMIT_AS, (GRADERS_MEMORY * MIB, hard))
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -166,16 +155,12 @@ def graders(job: Job, policy: Policy, stage: Path, output: int, prepare: Callabl
         os.dup2(output, 2)
         os.environ[CONFINE] = f"staff.sandbox.confine:confine {policy.to_json()}"
         os.environ["TMPDIR"] = tempfile.tempdir = str(stage)
-        home = Path(policy.tree) if "files" in job.off else ROOT  # off: as if the hand-in were the repository
-        os.chdir(home)
-        sys.path[:0] = [str(home)] if home != ROOT else []
+        os.chdir(ROOT)
         import pytest
 
-        prepare(job)
         seed = [] if job.seed is None else ["--seed", str(job.seed)]
-        fixed = ["-q", "-p", "no:cacheprovider"]
-        fixed += ["-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT)] if home == ROOT else []
-        fixed += [] if "network" in policy.walls or policy.sockets else ["--no-network"]
+        fixed = ["-q", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(ROOT)]
+        fixed += [] if "network" in policy.walls else ["--no-network"]
         tree = [f"--tree={policy.tree}", "--report", job.report]
         code = int(pytest.main([*fixed, *tree, *seed, *job.tests]))
     except BaseException:
@@ -185,19 +170,6 @@ def graders(job: Job, policy: Policy, stage: Path, output: int, prepare: Callabl
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)
-
-
-def _copy_readable(source: Path, target: Path) -> None:
-    """A copy of the tree that every user can read; no links, devices, hidden folders."""
-    for where, folders, names in os.walk(source):
-        folders[:] = [name for name in folders if name[0] not in "._" and not Path(where, name).is_symlink()]
-        here = target / Path(where).relative_to(source)
-        here.mkdir(mode=0o755)
-        here.chmod(0o755)
-        for name in sorted(set(names) - NOT_FOR_RANKS):
-            if stat.S_ISREG(Path(where, name).lstat().st_mode):
-                shutil.copyfile(Path(where, name), here / name)
-                (here / name).chmod(0o644)
 
 
 def folder_mb(folder: Path) -> float:
@@ -217,13 +189,13 @@ def _sizes(folder: Path) -> Iterator[int]:
                 yield os.lstat(os.path.join(where, name)).st_blocks * 512
 
 
-def main(prepare: Callable[[Job], None] = lambda job: None) -> None:
-    """Job as JSON on stdin, outcome as JSON on the last line of stdout. `prepare` is called in the graders' process."""
+def main() -> None:
+    """Job as JSON on stdin, outcome as JSON on the last line of stdout."""
     kernel.prctl(kernel.PDEATHSIG, signal.SIGKILL)
     job = Job(**json.load(sys.stdin))
     word = os.dup(1)
     os.dup2(2, 1)
-    outcome = Supervisor(job, prepare).run()
+    outcome = Supervisor(job).run()
     os.write(word, json.dumps(outcome).encode() + b"\n")
 
 

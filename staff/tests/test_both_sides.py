@@ -1,74 +1,75 @@
 """The handout from both sides: what is open is not attempted, what is solved passes, and nothing else changes."""
 
-import json
-import subprocess
-import sys
+import random
 
 import pytest
 
-from common.paths import ROOT
 from course.table import load_course
-from staff import both_sides
+from staff.grade.hand_ins import grader_files
+from staff.grade.submissions import clean_files, write_files
 from staff.proofs.grading_pool import Test as Grader
+from staff.proofs.grading_pool import collect, grade
 
-ALL = set(load_course().regions)
-TESTS = {
-    "test_join": Grader("t.py::test_join", "run_glue.py", "2a.1"),
-    "test_share": Grader("t.py::test_share", "run_glue.py", "2a.2"),
-    "test_ladder": Grader("t.py::test_ladder", "run_glue.py", "2a.3", ("2a.1", "2a.2")),
-}
+COURSE = load_course()
+ALL = set(COURSE.regions)
 
 
-def test_a_region_builds_on_what_its_tests_build_on():
-    assert both_sides.with_needs("2a.3", TESTS) == {"2a.3", "2a.1", "2a.2", "1.2", "1.3"}
+def needs_to_count(test: Grader, tests: dict[str, Grader]) -> set[str]:
+    """Return every other region that a test builds on; one of absence needs what the others of its region need."""
+    needs = set(COURSE.all_needs(test.region, *test.needs)) - {test.region}
+    if test.absence:
+        others = (other for other in tests.values() if other.region == test.region and not other.absence)
+        needs = needs.union(*(needs_to_count(other, tests) for other in others))
+    return needs
 
 
-@pytest.mark.parametrize(
-    "statuses, unexpected",
-    [
-        (("not attempted", "passed", "skipped"), []),
-        (("not attempted", "passed", "passed"), []),  # it can do without
-        (("crashed", "passed", "skipped"), ["test_join"]),
-        (("not attempted", "skipped", "skipped"), ["test_share"]),
-        (("not attempted", "passed", "wrong"), ["test_ladder"]),
-    ],
-)
-def test_while_a_region_is_open_only_its_tests_and_those_that_build_on_it_may_change(statuses, unexpected):
-    lines = both_sides.unexpected(ALL - {"2a.1"}, TESTS, dict(zip(TESTS, statuses, strict=True)))
-
-    assert [line.split(" ")[0] for line in lines] == unexpected
+def unexpected(solved: set[str], tests: dict[str, Grader], statuses: dict[str, str]) -> list[str]:
+    """Return the tests whose status is not what it must be while only these regions are solved."""
+    wrong = []
+    for name, test in tests.items():
+        expected = ["not attempted"]
+        if test.region in solved:
+            expected = ["passed"] if needs_to_count(test, tests) <= solved else ["passed", "skipped"]
+        if statuses.get(name) not in expected:
+            wrong.append(f"{name} [{test.region}]: expected {' or '.join(expected)}, got {statuses.get(name)}")
+    return wrong
 
 
-@pytest.mark.parametrize(
-    "status, right",
-    [("passed", True), ("skipped", False), ("wrong", False), ("not attempted", False)],
-)
-def test_once_it_is_solved_its_tests_pass_and_all_others_are_not_attempted(status, right):
-    statuses = {"test_join": status, "test_share": "not attempted", "test_ladder": "not attempted"}
+def check(region: str, folder) -> None:
+    tests, _ = collect()
+    builds_on = {region}.union(*(needs_to_count(test, tests) for test in tests.values() if test.region == region))
+    for side, solved in (("open", ALL - {region}), ("solved", builds_on)):
+        write_files(clean_files(solved=solved), folder / side)
 
-    assert (both_sides.unexpected({"2a.1"}, TESTS, statuses) == []) == right
-
-
-@pytest.mark.parametrize(
-    "regions", [pytest.param(["2a.3"], marks=pytest.mark.proof), pytest.param([], marks=pytest.mark.slow)]
-)
-def test_a_region_and_all_of_them_from_both_sides(regions):
-    words = ["--region", *regions] if regions else []
-    run = subprocess.run([sys.executable, "-m", "staff.both_sides", *words], cwd=ROOT, capture_output=True, text=True)
-
-    count = len(regions or ALL)
-    assert run.stdout, run.stderr
-    assert json.loads(run.stdout.splitlines()[-1]) == {"regions": count, "open": count, "solved": count}, run.stdout
+        assert unexpected(solved, tests, grade(folder / side, grader_files(), 1).statuses) == [], side
 
 
-WITH_ABSENCE = {
-    "test_wrap": Grader("t.py::test_wrap", "run.py", "3.2", needs=("1.2",)),
-    "test_imports": Grader("t.py::test_imports", "run.py", "3.2", absence=True),
-}
+@pytest.mark.proof
+def test_a_drawn_region_from_both_sides(tmp_path):
+    check(random.choice(sorted(ALL)), tmp_path)
 
 
-@pytest.mark.parametrize("opened, right", [("1.2", True), ("1.1", False)])
-def test_a_test_of_absence_may_wait_for_what_the_others_of_its_region_build_on(opened, right):
-    statuses = {"test_wrap": "skipped" if right else "passed", "test_imports": "skipped"}
+@pytest.mark.slow
+@pytest.mark.parametrize("region", sorted(ALL))
+def test_every_region_from_both_sides(region, tmp_path):
+    check(region, tmp_path)
 
-    assert (both_sides.unexpected(ALL - {opened}, WITH_ABSENCE, statuses) == []) == right
+
+@pytest.mark.medium
+def test_the_untouched_handout_earns_no_point_and_every_test_says_so(tmp_path):
+    write_files(clean_files(), tmp_path)
+
+    graded = grade(tmp_path, grader_files(), 1)
+
+    assert set(graded.statuses.values()) == {"not attempted"}
+    assert graded.points_lost == {id: row.points for id, row in COURSE.regions.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("body", ["pass", "return None", "..."])
+def test_a_statement_that_does_nothing_in_every_region_earns_no_point(tmp_path, body):
+    for name, content in clean_files().items():
+        lines = [line.replace("raise NotImplementedError", f"{body}  # ") for line in content.decode().split("\n")]
+        write_files({name: "\n".join(lines).encode()}, tmp_path)
+
+    assert grade(tmp_path, grader_files(), 1).points_lost == {id: row.points for id, row in COURSE.regions.items()}

@@ -11,7 +11,7 @@ from common.paths import ROOT
 from course.table import load_course
 from staff.grade.submissions import clean_files
 from staff.handout.assemble import assemble
-from staff.proofs.deletions import copied
+from staff.tests.handouts import copied
 
 COURSE = load_course()
 

@@ -13,7 +13,7 @@ import pytest
 
 from cluster.emulate import why_not
 from common.paths import ROOT
-from staff.proofs.deletions import copied
+from staff.tests.handouts import copied
 
 SECONDS = 900  # on a busy machine
 READMES = [*ROOT.glob("*.md"), *ROOT.glob("[a-z]*/README.md"), ROOT / "docs/faq.md"]
@@ -24,24 +24,20 @@ NO_NODES = why_not() if sys.platform == "linux" else "network namespaces are Lin
 SMALL = {
     r"task1_single/run_glue\.py": "task1_single/run_glue.py --max_steps 2",
     r"benchmark\.checks\.network": "-m benchmark.checks.network --quick --parts tiny",
-    r"benchmark\.checks\.timings --only loop": "-m benchmark.checks.timings --quick --only loop",
-    r"benchmark\.checks\.timings(?! --only loop)": "-m benchmark.checks.timings --quick",
-    r"benchmark\.checks\.claims": "-m benchmark.checks.claims --quick",
     r"benchmark\.checks\.activation_memory": "-m benchmark.checks.activation_memory --quick",
     r"make pictures|cluster\.pictures": "-m cluster.pictures --only pipeline --into runs/pictures",
     r"benchmark\.checks\.pipeline_speed": "-m benchmark.checks.pipeline_speed --quick --plot bubble.png",
-    r"benchmark\.checks\.network --parts (tiny,large|rate|delay)": "-m benchmark.checks.network --quick",
+    r"benchmark\.checks\.network --parts (tiny,large|rate)": "-m benchmark.checks.network --quick",
     r"make demo$|cluster\.ladder --(workers|demo)": "-m cluster.ladder --workers 2 --batch 4 --iterations 2",
     r"cluster\.two_workers": "-m cluster.two_workers --steps 2",
     r"make demo-cluster|cluster\.ladder --nodes": "-m cluster.ladder --nodes 2 --random_bert 1M --iterations 2",
     r"benchmark\.run": "-m benchmark.run --workers 2 --max_steps 4 --dropped 1",
     r"benchmark\.compare": "-m benchmark.compare --workers 2 --max_steps 5 --only fsdp",
     r"benchmark\.prove": "-m benchmark.prove --strategy ddp",
-    r"benchmark\.accounting": "-m benchmark.accounting --workers 2 --only ddp",
-    r"benchmark\.accounting .*--emulated": "-m benchmark.accounting --workers 2 --only ddp --emulated",
     r"benchmark\.sweep": "-m benchmark.sweep --strategies single --batch_sizes 1 --workers 1 --steps 3",
-    r"benchmark\.frameworks": "-m benchmark.frameworks --strategies single,ddp --workers 1,2 --steps 6",
-    r"benchmark\.capacity": "-m benchmark.capacity --quick",
+    r"benchmark\.sweep .*--examples_per_step": "-m benchmark.sweep --only single,ddp --workers 1,2 --steps 6 "
+    "--examples_per_step 4 --output_dir runs/benchmark/strong",
+    r"benchmark\.predict": "-m benchmark.predict --strategy fsdp",
     r"benchmark\.tables": "-m benchmark.tables runs/benchmark/sweep",  # of the row above
 }
 NO_JSON = ("task1_single", "-m cluster.ladder", "-m cluster.two_workers", "-m cluster.pictures")  # lines for people
@@ -67,9 +63,7 @@ ELSEWHERE = {
     r"^paste ": "reads what a run has left; the command above it makes that",
     r"submit\.py": "test_submit_*.py, staff/tests/test_carry.py",
     r"pytest -q tests/own/test_glue.py|-m pytest --hint": "test_glue.py, test_graded_points.py",
-    r"staff\.(attacks|sandbox|grade|mistakes|both_sides|gradescope|proofs)|staff/gradescope": "staff's tests",
-    r"benchmark\.(calibrate|checks\.prediction)": "tests/own/test_predict_runs.py runs both, with real workers",
-    r"benchmark\.(predict|tables .*--predict)": "tests/own/test_predict_curves.py and test_predict.py",
+    r"staff\.(attacks|sandbox|grade|mistakes|gradescope|proofs)|staff/gradescope": "staff's tests",
     r"runs/task4_\$|for batch|compare\.py": "test_traffic.py",
 }
 
@@ -120,8 +114,8 @@ def run(words, tree, monkeypatch, cache=None):
 
 def marked(command: str) -> object:
     """Two run in make bank; those that need nodes or packages are skipped without them."""
-    marks = [pytest.mark.proof if re.search("only loop|parts tiny", command) else pytest.mark.slow]
-    if any(word in command for word in ("checks.network", "--nodes", "--emulated", "cluster.pictures")):
+    marks = [pytest.mark.proof if re.search("parts tiny", command) else pytest.mark.slow]
+    if any(word in command for word in ("checks.network", "--nodes", "cluster.pictures")):
         marks.append(pytest.mark.skipif(bool(NO_NODES), reason=str(NO_NODES)))
     if re.search(r"benchmark\.(?!checks|tables)", command):
         without = importlib.util.find_spec("tensorboard") is None

@@ -24,7 +24,7 @@ from course.table import load_course
 from grader.wire.processes import descendants
 from staff.proofs.bank import copy_tree
 from staff.sandbox import __main__ as command
-from staff.sandbox import graded_run, kernel, seccomp, supervisor
+from staff.sandbox import graded_run, kernel, seccomp
 from staff.sandbox.confine import Policy, build
 from staff.sandbox.graded_run import probe, run_graded
 
@@ -203,16 +203,6 @@ def test_every_file_with_a_solution_can_be_closed_to_other_users():
 
     assert {region.file for region in load_course().regions.values()} <= set(secrets)
     assert ROOT / "cluster/hello.py" in closed and closed == regions
-
-
-def test_the_courses_table_is_not_in_a_ranks_tree(tmp_path):
-    (tmp_path / "tree").mkdir()
-    (tmp_path / "tree/course.toml").write_text("hints")
-    (tmp_path / "tree/mine.py").write_text("x")
-
-    supervisor._copy_readable(tmp_path / "tree", tmp_path / "copy")
-
-    assert os.listdir(tmp_path / "copy") == ["mine.py"]
 
 
 def test_reading_a_file_leaves_no_time_that_another_rank_could_see(folder, tmp_path):

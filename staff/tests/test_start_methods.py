@@ -28,7 +28,7 @@ WRONG = [
 @pytest.mark.parametrize("entry", WRONG, ids=lambda entry: entry.name)
 def test_what_the_graders_refuse_for_its_start_fails_with_forkserver(entry, tmp_path):
     """On two workers, for two steps."""
-    write_files(changed_files([entry]), tmp_path)
+    write_files(changed_files(entry), tmp_path)
     flags = ["--world_size", "2", "--batch_size", "8", "--max_steps", "2", "--join_seconds", "20"]
     command = [sys.executable, SCRIPT, *flags, "--master_port", str(free_port()), "--output_dir", "out"]
     environment = os.environ | {"COS598D_CACHE": str(cache_dir("models").parent), "HF_HUB_OFFLINE": "1"}

@@ -2,6 +2,7 @@
 
 import os
 import stat
+import tarfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -72,9 +73,14 @@ def test_links_and_devices_are_left_out(tmp_path, kind):
 @pytest.mark.parametrize(
     "limit, most, fill, message",
     [
-        ("LARGEST_FILE", 2 << 20, lambda zip: zip.writestr("zeros", bytes(3 << 20)), "files of at most 2 MiB"),
+        ("LARGEST_FILE", 2 << 20, lambda zip: zip.writestr("zeros", bytes(3 << 20)), "files of at most 2 MiB.*zeros"),
         ("MOST_BYTES", 3 << 20, lambda zip: [zip.writestr(f"f{i}", bytes(1 << 20)) for i in range(4)], "3 MiB in all"),
-        ("MOST_FILES", 5, lambda zip: [zip.writestr(f"f{i}", "") for i in range(6)], "at most 5 files"),
+        (
+            "MOST_FILES",
+            5,
+            lambda zip: [zip.writestr(f"env/f{i}", "") for i in range(6)],
+            "at most 5 files.*6 of them in 'env'",
+        ),
         ("MOST_ENTRIES", 5, lambda zip: [zip.mkdir(f"f{i}") for i in range(6)], "at most 5 entries"),
     ],
 )
@@ -85,6 +91,87 @@ def test_files_bytes_and_entries_are_counted_as_they_come_out(tmp_path, monkeypa
 
     with pytest.raises(InputError, match=message):
         unpack(path, tmp_path / "out")
+
+
+def names_in(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+ENTRIES = {  # the names of a zip's entries, as different tools write them; the files that come out
+    "folders of Windows": (["task1\\", "task1\\run.py"], ["task1/run.py"]),
+    "nested folders of Windows": (["a\\", "a\\task1\\", "a\\task1\\run.py"], ["a/task1/run.py"]),
+    "a folder after its file": (["task1/run.py", "task1/"], ["task1/run.py"]),
+    "a folder without its end": (["task1", "task1/run.py"], ["task1/run.py"]),
+    "the folder itself": (["./", "./task1/run.py"], ["task1/run.py"]),
+    "the folder itself, of Windows": ([".\\", ".\\task1\\run.py"], ["task1/run.py"]),
+    "the root": (["/", "task1/run.py"], ["task1/run.py"]),
+    "an environment of any name": (["my_env/pyvenv.cfg", "my_env/lib/x.py", "task1/run.py"], ["task1/run.py"]),
+}
+
+
+@pytest.mark.parametrize("case", ENTRIES)
+def test_a_zip_of_any_tool_is_read(tmp_path, case):
+    names, files = ENTRIES[case]
+    content = {name: "" if name.endswith(("/", "\\")) or name == "task1" else "x" for name in names}
+
+    unpack(packed(tmp_path, lambda zip: [zip.writestr(*one) for one in content.items()]), tmp_path / "out")
+
+    assert names_in(tmp_path / "out") == files
+
+
+@pytest.mark.parametrize("mode", ["w", "w:gz", "w:xz", "w:bz2"])
+def test_a_tar_is_read_and_its_links_are_left_out(tmp_path, mode):
+    (tmp_path / "task1").mkdir()
+    (tmp_path / "task1/run.py").write_text("x")
+    (tmp_path / "task1/link").symlink_to("/etc/passwd")
+    with tarfile.open(tmp_path / "hand-in", mode) as tar:
+        tar.add(tmp_path / "task1", "task1")
+
+    notes = unpack(tmp_path / "hand-in", tmp_path / "out")
+
+    assert names_in(tmp_path / "out") == ["task1/run.py"]
+    assert notes == ["1 file ignored (links and devices): task1/link"]
+
+
+@pytest.mark.parametrize("name", ["../x", "/tmp/x", "a/../../x"])
+def test_a_tar_writes_nothing_elsewhere(tmp_path, name):
+    with tarfile.open(tmp_path / "hand-in", "w") as tar:
+        tar.addfile(tarfile.TarInfo(name))
+
+    with pytest.raises(InputError, match=ELSEWHERE):
+        unpack(tmp_path / "hand-in", tmp_path / "out")
+
+
+def test_a_folder_that_holds_one_archive_counts_as_this_archive(tmp_path):
+    (tmp_path / "First Last_1234_assignsubmission_file_").mkdir()
+    path = packed(tmp_path, lambda zip: zip.writestr("task1/run.py", "x"))
+    folder = path.rename(tmp_path / "First Last_1234_assignsubmission_file_" / "mine.zip").parent
+
+    unpack(folder, tmp_path / "out")
+
+    assert names_in(tmp_path / "out") == ["task1/run.py"]
+
+
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_link_to_another_submission_is_refused(tmp_path, link, inside):
+    other = packed(tmp_path, lambda zip: zip.writestr("task1/run.py", "x"))
+    (tmp_path / "mine").mkdir()
+    link(other, tmp_path / "mine/link.zip")
+
+    if inside and link is os.symlink:
+        assert unpack(tmp_path / "mine", tmp_path / "out") == ["1 file ignored (links and devices): link.zip"]
+    else:
+        with pytest.raises(InputError, match=r"a (hard )?link"):
+            unpack(tmp_path / "mine" if inside else tmp_path / "mine/link.zip", tmp_path / "out")
+
+
+def test_a_link_to_another_submission_s_folder_is_refused(tmp_path):
+    (tmp_path / "other/task1").mkdir(parents=True)
+    (tmp_path / "mine").symlink_to(tmp_path / "other")
+
+    with pytest.raises(InputError, match="got a link"):
+        unpack(tmp_path / "mine", tmp_path / "out")
 
 
 def test_a_way_of_packing_that_has_no_bound_is_refused(tmp_path):

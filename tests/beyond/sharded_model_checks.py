@@ -28,13 +28,11 @@ ADVICE = {  # for a message that is missing
 
 
 def due(run: ModelRun, evaluation: bool) -> list[list[Subject]]:
-    """Return the messages that are due after each number of permits; the last list: when backward has ended."""
+    """Return the messages that are due after each number of keys; the last list: when backward has ended."""
     keys, depth = run.keys(evaluation), run.depth
     moments: list[list[Subject]] = [[] for _ in range(len(keys) + 2)]
     moments[0] = [("gathers", run.root), ("gathers", run.piece(0))]
-    for block in range(
-        1, depth
-    ):  # while the block before computes: after the permits of the root and `block - 1` blocks
+    for block in range(1, depth):  # while the block before computes: after the keys of the root and `block - 1` blocks
         moments[block].append(("gathers", run.piece(block)))
     if evaluation:
         return moments
@@ -42,8 +40,8 @@ def due(run: ModelRun, evaluation: bool) -> list[list[Subject]]:
         begins = (n for n, key in enumerate(keys) if key.direction == "backward" and key.place <= block + 1)
         moments[next(begins, len(keys))].append(("gathers", run.piece(block)))
     for i, bucket in enumerate(run.buckets if run.setting.exchanges else []):
-        given = {key.parameter: n for n, key in enumerate(keys, 1) if key.parameter in bucket}
-        moments[max(given.values()) if len(given) == len(bucket) else -1].append(("sends", i))
+        ready = {key.parameter: n for n, key in enumerate(keys, 1) if key.parameter in bucket}
+        moments[max(ready.values()) if len(ready) == len(bucket) else -1].append(("sends", i))
     return moments
 
 
@@ -63,7 +61,7 @@ def check_messages(run: ModelRun) -> None:
 def fail_at(
     run: ModelRun, where: str, one: Pass, n: int, expected: list[Subject], messages: list[list[Message]]
 ) -> None:
-    """Fail: the messages after n permits are not those that are due. Name the likely cause."""
+    """Fail: the messages after n keys are not those that are due. Name the likely cause."""
     got = [message.subject for message in messages[n]]
     missing = next((subject for subject in expected if subject not in got), None)
     keys, advice = run.keys(one.number is None), EACH_ONCE
@@ -87,7 +85,7 @@ def doing(run: ModelRun, subjects: list[Subject]) -> str:
 
 
 def when(run: ModelRun, one: Pass, n: int) -> str:
-    """Say what a rank does after n permits."""
+    """Say what a rank does after n keys."""
     keys = run.keys(one.number is None)
     if n < len(keys):
         return f"while {run.place_name(keys[n].place)} computes in {keys[n].direction}"

@@ -51,15 +51,15 @@ class Block(nn.Module):
 class BlocksToy(nn.Module):
     """A toy that computes block by block. It notes the values of parameters, and which blocks are in memory.
 
-    A block needs a permit when it has computed, and each of its uses needs one in backward. Arguments: those of the
-    toy, blocks (lists of parameters), places (for each use: a block, or the root before (-1) or after the blocks), late
-    (the rank that is one permit behind, or None); inputs: values (of each parameter), uses.
+    It also notes when a block has computed, and when backward reaches each of its uses. Arguments: those of the toy,
+    blocks (lists of parameters), places (for each use: a block, or the root before (-1) or after the blocks), late
+    (the rank that is one key behind, or None); inputs: values (of each parameter), uses.
     """
 
     def __init__(self, context: Context, inputs: Any) -> None:
         arguments = context.arguments
         super().__init__()
-        self.toy = Toy(arguments, self.ask)
+        self.toy = Toy(arguments, self.reached)
         self.context, self.late = context, arguments["late"]
         self.uses, self.places = inputs["uses"][0][0], arguments["places"]  # the same in every micro-batch
         for parameter, value in zip(self.toy.numbered, inputs["values"], strict=True):
@@ -71,13 +71,13 @@ class BlocksToy(nn.Module):
     def _block(self, place: int, members: Sequence[int]) -> Block:
         return Block([self.toy.layers[k] for k in members], lambda h: self.compute(place, h))
 
-    def ask(self, key: str) -> Any:
-        """Return a permit. Rank `late` gets it when all others have reached the next one, or have ended backward."""
+    def reached(self, key: str) -> None:
+        """Note a key. Rank `late` goes on when all others have reached the next one, or have ended backward."""
         if torch.is_grad_enabled() or "forward" not in key:  # not in an evaluation
             if not key.endswith(f"forward {BEGIN}"):
                 release(self.context, self.late)
             hold(self.context, self.late)
-        return self.context.later(key)
+        self.context.event("reached", key=key)
 
     def forward(self, name: str, gradients: Sequence[Tensor]) -> Tensor:
         """Return a loss, as the toy does."""
@@ -96,13 +96,14 @@ class BlocksToy(nn.Module):
             if weight.requires_grad:
                 weight.register_hook(self._in_backward(use))
             h = h + (weight * self.gradients[use].to(weight.dtype)).sum().double()
-        return h + self.ask(f"{self.name} forward {place}")
+        self.reached(f"{self.name} forward {place}")
+        return h
 
-    def _in_backward(self, use: int) -> Callable[[Tensor], Tensor]:
-        def hook(gradient: Tensor) -> Tensor:
+    def _in_backward(self, use: int) -> Callable[[Tensor], None]:
+        def hook(gradient: Tensor) -> None:
             self.note_memory("backward", self.places[use])
             self.note_values("backward", use)
-            return gradient * self.ask(f"{self.name} {use}").to(gradient.dtype)
+            self.reached(f"{self.name} {use}")
 
         return hook
 

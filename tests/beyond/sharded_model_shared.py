@@ -1,7 +1,7 @@
 """Shared by b.9 and b.10: models of blocks, and one run of a model.
 
-Gradients, permits and updates are drawn for each rank alone. So after the first step no rank knows the shards of the
-others: it must gather them, and the broker sees when.
+Gradients and updates are drawn for each rank alone. So after the first step no rank knows the shards of the others: it
+must gather them, and the broker sees when.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ def why_model_is_stuck(result: Result) -> str:
 
 
 class Key(NamedTuple):
-    """A permit that a rank needs: for a block that has computed in forward, or for a parameter's gradient."""
+    """What a rank notes when it reaches it: a block has computed in forward, or a parameter's gradient is next."""
 
     text: str
     direction: str
@@ -180,7 +180,7 @@ class Key(NamedTuple):
 class Pass(NamedTuple):
     """A micro-batch, or an evaluation (number: None), on one rank.
 
-    calls: the messages after each number of permits; the last ones were sent when backward had ended.
+    calls: the messages after each number of keys; the last ones were sent when backward had ended.
     """
 
     name: str
@@ -225,14 +225,6 @@ class ModelRun(OptimizerRun):
         self.updates.append([[np.asarray(update, np.float32) for update in step] for step in draws])
         return {"updates": self.updates[-1]}
 
-    def more_permits(self) -> dict[str, np.ndarray]:
-        """Return the permits of the blocks in forward."""
-        names = [
-            f"{step} {i}" for step, micros in enumerate(self.setting.uses) for i in [*range(len(micros)), "evaluation"]
-        ]
-        keys = [key.text for key in self.keys(True)]
-        return {f"{name} {key}": np.ones((), np.float32) for name in names for key in keys}
-
     def name(self, i: int) -> str:
         return self.place_name(self.depth - 1 - i)
 
@@ -251,7 +243,7 @@ class ModelRun(OptimizerRun):
     # --- what a rank did ---
 
     def keys(self, evaluation: bool) -> list[Key]:
-        """Return the permits of a pass in the order in which the model asks for them."""
+        """Return the keys of a pass in the order in which the model reaches them."""
         forward = [Key(f"forward {place}", "forward", place, None) for place in range(BEGIN, self.depth + 1)]
         uses = list(enumerate(zip(self.setting.places, self.setting.uses[0][0][0], strict=True)))
         backward = [
@@ -261,19 +253,19 @@ class ModelRun(OptimizerRun):
 
     def passes(self, rank: int) -> list[Pass]:
         """Return the passes of a rank. Fail if it does not compute them as the model does."""
-        passes, asked = list[Pass](), list[list[str]]()
+        passes, reached = list[Pass](), list[list[str]]()
         for event in self.result.ranks[rank].events:
             if event.name in ("backward", "evaluation"):
                 step, number = event.data["step"], event.data.get("micro")
                 name = f"the evaluation after step {step}" if number is None else f"step {step}, micro-batch {number}"
                 passes.append(Pass(name, step, number, [[]]))
-                asked.append([])
-            elif event.name in ("given", "backward ended", "evaluation ended"):
-                asked[-1].append(event.data.get("key", "ended"))
+                reached.append([])
+            elif event.name in ("reached", "backward ended", "evaluation ended"):
+                reached[-1].append(event.data.get("key", "ended"))
                 passes[-1].calls.append([])
             elif passes and isinstance(event, Call) and is_message(event):
                 passes[-1].calls[-1].append(event)
-        for one, keys in zip(passes, asked, strict=True):
+        for one, keys in zip(passes, reached, strict=True):
             number = "evaluation" if one.number is None else one.number
             if keys != [*(f"{one.step} {number} {key.text}" for key in self.keys(one.number is None)), "ended"]:
                 self.grade.fail(f"{one.name}: rank {rank} does not compute block after block, as the model does")

@@ -23,7 +23,7 @@ class Sharded:
     def __init__(self, context: Context, lesson: Any, inputs: Any) -> None:
         arguments = context.arguments
         self.context, self.inputs, self.late = context, inputs, arguments["late"]
-        self.toy = Toy(arguments, self.ask_permit)
+        self.toy = Toy(arguments, self.reached)
         for parameter, value in zip(self.toy.numbered, inputs["values"], strict=True):
             parameter.data.copy_(value)
         blocks = [nn.ModuleList([self.toy.layers[k] for k in block]) for block in arguments["blocks"]]
@@ -34,11 +34,11 @@ class Sharded:
         options = {"weight_decay": arguments["weight_decay"], "stage": arguments["stage"]}
         self.optimizer = lesson.ShardedOptimizer(self.toy, blocks, make_optimizer, **options)
 
-    def ask_permit(self, key: str) -> Any:
-        """Return a permit. Rank `late` gets it when all others have asked for the next one, or have ended backward."""
+    def reached(self, key: str) -> None:
+        """Note a gradient. Rank `late` goes on when all others have reached the next one, or have ended backward."""
         hold(self.context, self.late)
         release(self.context, self.late)
-        return self.context.later(key)
+        self.context.event("reached", key=key)
 
     def run_step(self, step: int) -> Any:
         """Run backward of all micro-batches; yield its number after each finish(), which stage 1 calls once a step."""

@@ -156,15 +156,10 @@ class OptimizerRun:
         given = draw(grade.seed, ranks, setting)
         self.computed = given.computed
         inputs = [one | {"values": self.initial} | self.more_inputs(rank) for rank, one in enumerate(given.inputs)]
-        later = [permits | self.more_permits() for permits in given.permits]
-        self.result = run(grade, function, inputs, self.hints, self.why_stuck, later=later, **setting.arguments)
+        self.result = run(grade, function, inputs, self.hints, self.why_stuck, **setting.arguments)
 
     def more_inputs(self, rank: int) -> dict[str, Any]:
         """Return what a rank gets beside the toy's gradients and values."""
-        return {}
-
-    def more_permits(self) -> dict[str, np.ndarray]:
-        """Return permits beside those of the uses in backward."""
         return {}
 
     def name(self, i: int) -> str:
@@ -194,7 +189,7 @@ class OptimizerRun:
         return values.size * BYTES[self.setting.dtype(self.buckets[bucket][0])]
 
     def micros(self, rank: int) -> list[MicroBatch]:
-        return micro_batches(self.grade, self.result, self.setting, rank)
+        return micro_batches(self.result, self.setting, rank)
 
     def check_price(self, calls: Iterable[Call], size: int, where: str, advice: str) -> None:
         """Check that the calls of all ranks send at most (N-1)/N of `size` bytes a rank, and SMALL bytes more."""

@@ -30,10 +30,10 @@ class Ranks:
         return f"rank {rank} of {self.count}" + (f", in the group of ranks {group}" if self.groups else "")
 
 
-ONE, TWO, THREE, FOUR = Ranks(1), Ranks(2), Ranks(3), Ranks(4)
+ONE, TWO, THREE = Ranks(1), Ranks(2), Ranks(3)
 PAIRS = Ranks(4, ((0, 2), (1, 3)))
 UNEVEN = Ranks(4, ((0, 1, 3), (2,)))
-ALL = (THREE, TWO, PAIRS, FOUR, UNEVEN, ONE)
+ALL = (THREE, PAIRS, UNEVEN, ONE)
 
 SLICED = {  # parameter -> the axis along which it is cut, and the field of Cut with the indices
     "attn.c_attn.weight": (1, "attention"), "attn.c_attn.bias": (0, "attention"),

@@ -1,8 +1,7 @@
 """The cost model: b.15 the time of a pattern of messages, b.16 the time of a step that overlaps its communication.
 
 The cases are literal; in each run, all times are multiplied by one drawn number, and all sizes by another one. The
-lesson's formulas are not here. The seconds of rings and steps agree with the benchmark's simulation, in which each
-bucket is an event (tests/own/test_predict_simulator.py).
+lesson's formulas are not here.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from tests.gradients import test_averaging as averaging
 
 if TYPE_CHECKING:  # what a function finds in a rank
     from grader.inside.tools import Context, copy_of, dist, dtype_of
-    from tests.beyond.toy_in_rank import Toy, run_backward
+    from tests.beyond.toy_in_rank import Toy, note_reached, run_backward
 
 graded = pytest.mark.graded
 CRASHES = shared.CRASHES
@@ -132,7 +132,7 @@ LATER_STEPS = Setting(
 def reduce_gradients(context: Context, lesson: Any, inputs: Any) -> Any:
     """Yield the gradients at the end of each step. Without `finish`, messages are in transit until then."""
     arguments = context.arguments
-    toy = Toy(arguments, context.later)
+    toy = Toy(arguments, note_reached(context))
     reducer = lesson.GradientReducer(toy, arguments["bucket_bytes"])
     for step, micros in enumerate(inputs["uses"]):
         flats = [(bucket, getattr(bucket, "flat", None)) for bucket in getattr(reducer, "buckets", ())]
@@ -176,11 +176,11 @@ class Reduced:
         arguments = setting.arguments | {"bucket_bytes": setting.bucket_bytes, "finish": finish}
         arguments |= {"late": setting.late or [None] * len(setting.uses), "interrupted": setting.interrupted}
         why_stuck = partial(shared.why_hooks_are_stuck, where_to_wait="wait in finish()")
-        self.result = run(grade, reduce_gradients, drawn.inputs, HINTS, why_stuck, later=drawn.permits, **arguments)
+        self.result = run(grade, reduce_gradients, drawn.inputs, HINTS, why_stuck, **arguments)
         must_be_own_calls(grade, self.result, "send each bucket with dist.all_reduce")
 
     def micros(self, rank: int, step: int) -> list[MicroBatch]:
-        micros = shared.micro_batches(self.grade, self.result, self.setting, rank)
+        micros = shared.micro_batches(self.result, self.setting, rank)
         for micro in micros:  # finish() may use other collectives to agree on the order
             micro.sends = [send for send in micro.sends if send.call.name == "all_reduce"]
         return [micro for micro in micros if micro.step == step]

@@ -18,7 +18,7 @@ from grader.compare import Expected, check
 from grader.grading import Grade
 from grader.in_rank import in_rank, run, run_alone
 from grader.wire import drawn
-from tests.beyond.tensor_shared import FOUR, HINTS, ONE, PAIRS, SLICED, THREE, TWO, Cut, Ranks, check_groups
+from tests.beyond.tensor_shared import HINTS, ONE, PAIRS, SLICED, THREE, TWO, Cut, Ranks, check_groups
 
 if TYPE_CHECKING:  # what a function finds in a rank
     from grader.inside.tools import Context, Tensor, copy_of, dtype_of, own_group, torch
@@ -55,11 +55,6 @@ BLOCKS = (
         8, 2, 8,
         ((0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19), (4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23)),
         ((0, 1, 2, 3), (4, 5, 6, 7)), ((0, 1, 2, 3), (4, 5, 6, 7)),
-    )),
-    (FOUR, Cut(
-        8, 4, 12,
-        ((0, 1, 8, 9, 16, 17), (2, 3, 10, 11, 18, 19), (4, 5, 12, 13, 20, 21), (6, 7, 14, 15, 22, 23)),
-        ((0, 1), (2, 3), (4, 5), (6, 7)), ((0, 1, 2), (3, 4, 5), (6, 7, 8), (9, 10, 11)),
     )),
     (THREE, Cut(
         6, 3, 6,
@@ -173,12 +168,15 @@ class BlockRun:
 
     def __init__(self, grade: Grade, ranks: Ranks, cut: Cut, dropout: tuple[float, float] = NO_DROPOUT) -> None:
         self.grade, self.ranks, self.cut, self.dropout = grade, ranks, cut, dropout
-        arguments: dict[str, Any] = {"sizes": (cut.width, cut.heads, cut.inner), "dropout": dropout}
-        inputs = {group: self._draw(group) for group in map(ranks.among, range(ranks.count))}
-        whole = {group: run_alone(grade, whole_block, [own], **arguments)[0] for group, own in inputs.items()}
-        self.whole = [whole[ranks.among(rank)] for rank in range(ranks.count)]  # the values of one worker
-        self.inputs = [self._with_noise(rank, inputs[ranks.among(rank)]) for rank in range(ranks.count)]
-        self.result = run(grade, cut_block, self.inputs, BLOCK_HINTS, groups=ranks.groups, **arguments)
+        self.arguments: dict[str, Any] = {"sizes": (cut.width, cut.heads, cut.inner), "dropout": dropout}
+        self.of_group = {group: self._draw(group) for group in map(ranks.among, range(ranks.count))}
+        self.inputs = [self._with_noise(rank, self.of_group[ranks.among(rank)]) for rank in range(ranks.count)]
+        self.result = run(grade, cut_block, self.inputs, BLOCK_HINTS, groups=ranks.groups, **self.arguments)
+
+    def whole(self, rank: int) -> dict[str, Any]:
+        """Return what the block computes on one worker, from the inputs of a rank's group."""
+        own = self.of_group[self.ranks.among(rank)]
+        return dict(run_alone(self.grade, whole_block, [own], **self.arguments)[0])
 
     def _draw(self, group: tuple[int, ...]) -> dict[str, Any]:
         draw = drawn.generator(self.grade.seed, 44, self.ranks.count, *group)
@@ -250,7 +248,7 @@ class BlockRun:
         called = {"y": "the output", "x": "the gradient of the input"}
         for rank, values in enumerate(self.result.values):
             n, expected = len(self.ranks.among(rank)), {}
-            for name, whole in self.whole[rank].items():
+            for name, whole in self.whole(rank).items():
                 right = whole[self.place(rank, name)]
                 mistakes = {
                     f"it is {n} times too large: summed over ranks although each has the whole of it": right * n,
@@ -319,6 +317,6 @@ def test_a_cut_block_computes_and_sends_what_it_must(grade: Grade) -> None:
         block_run = BlockRun(grade, ranks, cut)
         block_run.check_passes()
         block_run.check_messages()
-    for ranks, cut in BLOCKS[:3]:
+    for ranks, cut in BLOCKS[:2]:
         BlockRun(grade, ranks, cut, RESIDUAL).check_passes()
         BlockRun(grade, ranks, cut, BOTH).check_agreement()

@@ -1,7 +1,7 @@
 """A toy model whose gradients are drawn; sent to ranks as source, see grader/in_rank.py.
 
-The gradient of each use of a parameter is a drawn tensor times a permit: a number that backward asks the grader for
-when it reaches this use. So no rank has a gradient before the grader has noted that backward asked for its permit.
+The gradient of each use of a parameter is a drawn tensor. The toy notes when backward reaches a use, before it stores
+that gradient.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ if TYPE_CHECKING:  # what a function finds in a rank
 class Toy(nn.Module):
     """A model of parameters without layers; parameter number `tied` is registered a second time.
 
-    ask_permit: a function that asks the grader for the permit with this key.
+    reached: a function that is called when backward reaches the use with this key.
     """
 
-    def __init__(self, arguments: dict[str, Any], ask_permit: Callable[[str], Any]) -> None:
+    def __init__(self, arguments: dict[str, Any], reached: Callable[[str], None]) -> None:
         super().__init__()
-        self.ask_permit = ask_permit
+        self.reached = reached
         self.layers = nn.ModuleList([nn.Module() for _ in arguments["shapes"]])
         self.numbered: list[nn.Parameter] = []
         for k, (shape, dtype) in enumerate(zip(arguments["shapes"], arguments["dtypes"], strict=True)):
@@ -37,17 +37,21 @@ class Toy(nn.Module):
             self.last.register_parameter("weight", self.numbered[arguments["tied"]])
 
     def forward(self, name: str, uses: Sequence[int], gradients: Sequence[Tensor]) -> Tensor:
-        """Return a loss whose gradient with respect to use i is gradients[i] times the permit `name i`."""
+        """Return a loss whose gradient with respect to use i, with the key `name i`, is gradients[i]."""
         total = torch.zeros((), dtype=torch.float64)
         for i, (k, gradient) in enumerate(zip(uses, gradients, strict=True)):
             weight = self.numbered[k].view_as(self.numbered[k])
             if weight.requires_grad:
-                weight.register_hook(self._times_permit(f"{name} {i}"))
+                weight.register_hook(self._note(f"{name} {i}"))
             total = total + (weight * gradient.to(weight.dtype)).sum().double()
         return total
 
-    def _times_permit(self, key: str) -> Callable[[Tensor], Tensor]:
-        return lambda gradient: gradient * self.ask_permit(key).to(gradient.dtype)
+    def _note(self, key: str) -> Callable[[Tensor], None]:
+        return lambda gradient: self.reached(key)
+
+
+def note_reached(context: Context) -> Callable[[str], None]:
+    return lambda key: context.event("reached", key=key)
 
 
 def run_backward(context: Context, toy: Toy, inputs: Any, step: int, number: int, late: int | None = None) -> None:

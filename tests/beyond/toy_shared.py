@@ -1,8 +1,7 @@
 """Shared by the lessons that send gradients during backward: a toy model, its gradients, and when messages are sent.
 
-The gradient of every use of a parameter is drawn for each rank and multiplied by a permit, which the grader gives when
-backward asks for it (toy_in_rank.py). So the order of events at the broker is evidence: a message that holds a gradient
-was sent after the permit of this gradient, and before the permits that follow it.
+The gradient of every use of a parameter is drawn for each rank. The toy notes when backward reaches a use
+(toy_in_rank.py): the broker has this note and the messages of a rank in their order.
 """
 
 from __future__ import annotations
@@ -58,13 +57,12 @@ class ToySetting:
 
 
 class Drawn(NamedTuple):
-    """What each rank gets: inputs (uses and gradients) at the start, permits later.
+    """What each rank gets: uses and gradients.
 
     computed: the gradients that backward computes from them, [rank][step][micro-batch][parameter].
     """
 
     inputs: list[dict[str, Any]]
-    permits: list[dict[str, np.ndarray]]
     computed: list[list[list[Arrays]]]
 
 
@@ -74,28 +72,25 @@ def rounded(array: Any, dtype: str) -> np.ndarray:
 
 
 def draw(seed: int, ranks: int, toy: ToySetting) -> Drawn:
-    """Draw the gradient of every use, and its permit, and compute what backward leaves, rounded to each dtype."""
-    all_drawn = Drawn([], [], [])
+    """Draw the gradient of every use, and compute what backward leaves, rounded to each dtype."""
+    all_drawn = Drawn([], [])
     for rank in range(ranks):
-        generator, permits = drawn.generator(seed, 14, ranks, rank), dict[str, np.ndarray]()
+        generator = drawn.generator(seed, 14, ranks, rank)
         gradients: list[list[Arrays]] = []
         computed: list[list[Arrays]] = []
-        for step, micros in enumerate(toy.of_rank(rank)):
+        for micros in toy.of_rank(rank):
             gradients.append([])
             computed.append([])
-            for number, uses in enumerate(micros):
+            for uses in micros:
                 tensors = [np.asarray(generator.normal(size=toy.shapes[k]), np.float32) for k in uses]
                 total = [np.zeros(shape) for shape in toy.shapes]
-                for use, (k, tensor) in enumerate(zip(uses, tensors, strict=True)):
-                    permit = np.asarray(generator.integers(16, 48) / 16, np.float32)  # exact in bfloat16
-                    permits[f"{step} {number} {use}"] = permit
+                for k, tensor in zip(uses, tensors, strict=True):
                     if k not in toy.frozen:
                         dtype = toy.dtype(k)
-                        total[k] = rounded(total[k] + rounded(permit * rounded(tensor, dtype), dtype), dtype)
+                        total[k] = rounded(total[k] + rounded(tensor, dtype), dtype)
                 gradients[-1].append(tensors)
                 computed[-1].append(total)
         all_drawn.inputs.append({"uses": toy.of_rank(rank), "gradients": gradients})
-        all_drawn.permits.append(permits)
         all_drawn.computed.append(computed)
     return all_drawn
 
@@ -104,9 +99,9 @@ def draw(seed: int, ranks: int, toy: ToySetting) -> Drawn:
 
 
 class Send(NamedTuple):
-    """A message: how many permits its rank had got before it, and whether its backward had ended."""
+    """A message: how many gradients backward had reached before it, and whether backward had ended."""
 
-    given: int
+    reached: int
     ended: bool
     call: Call
 
@@ -115,16 +110,16 @@ class Send(NamedTuple):
 class MicroBatch:
     """What one rank did from the beginning of a micro-batch to the beginning of the next one.
 
-    given: the parameters in the order in which backward got their permits.
+    reached: the parameters in the order in which backward reached their gradients.
     """
 
     step: int
     number: int
-    given: list[int] = field(default_factory=list)
+    reached: list[int] = field(default_factory=list)
     sends: list[Send] = field(default_factory=list)
 
 
-def micro_batches(grade: Grade, result: Result, toy: ToySetting, rank: int) -> list[MicroBatch]:
+def micro_batches(result: Result, toy: ToySetting, rank: int) -> list[MicroBatch]:
     """Return the micro-batches of a rank, in order, with its messages."""
     uses, micros, ended = toy.of_rank(rank), list[MicroBatch](), True
     for event in result.ranks[rank].events:
@@ -133,28 +128,12 @@ def micro_batches(grade: Grade, result: Result, toy: ToySetting, rank: int) -> l
             ended = False
         elif event.name == "backward ended":
             ended = True
-        elif event.name == "given":
+        elif event.name == "reached" and micros:
             step, number, use = map(int, event.data["key"].split())
-            if asked_in_turn(grade, toy, rank, (step, number, use), None if ended else micros[-1]):
-                micros[-1].given.append(uses[step][number][use])
+            micros[-1].reached.append(uses[step][number][use])
         elif micros and isinstance(event, Call) and is_message(event):
-            micros[-1].sends.append(Send(len(micros[-1].given), ended, event))
+            micros[-1].sends.append(Send(len(micros[-1].reached), ended, event))
     return micros
-
-
-def asked_in_turn(
-    grade: Grade, toy: ToySetting, rank: int, place: tuple[int, int, int], running: MicroBatch | None
-) -> bool:
-    """Return True for the permit (step, micro-batch, use) that is next, the last use first; fail for any other."""
-    turn = None
-    if running:
-        uses = toy.of_rank(rank)[running.step][running.number]
-        backwards = [use for use, k in reversed([*enumerate(uses)]) if k not in toy.frozen]
-        if len(running.given) < len(backwards):
-            turn = (running.step, running.number, backwards[len(running.given)])
-    if place != turn:
-        grade.fail(f"rank {rank} asks for the gradients of step {place[0]} before its backward computes them")
-    return True
 
 
 def check_times(
@@ -165,14 +144,14 @@ def check_times(
 
     sends: each message with the number of its bucket.
     """
-    places = {k: place for place, k in enumerate(micro.given, 1)}
-    total, sends = len(micro.given), list(sends)
+    places = {k: place for place, k in enumerate(micro.reached, 1)}
+    total, sends = len(micro.reached), list(sends)
     due = 0
     for i, bucket in enumerate(buckets):
         due = max(due, *(places.get(k, total + 1) for k in bucket))  # above the total: backward does not complete it
-        for given, ended, call in (send for number, send in sends if number == i):
-            if due <= total and (ended or given > due):
-                late = "after backward has ended" if ended else f"after {given} of {total} gradients"
+        for reached, ended, call in (send for number, send in sends if number == i):
+            if due <= total and (ended or reached > due):
+                late = "after backward has ended" if ended else f"after {reached} of {total} gradients"
                 grade.fail(
                     f"{where} sends bucket {i} {late} ({call.where}), expected right after gradient {due} of {total}: "
                     f"it is complete then, and all buckets before it have been sent. {advice}"

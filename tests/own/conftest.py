@@ -1,7 +1,6 @@
 """The tests here start scripts and compare what they compute: on the CPU, also where there is a GPU."""
 
 import os
-from dataclasses import replace
 
 import pytest
 
@@ -24,21 +23,3 @@ def play(request, tmp_path):
     from tests.own.inline_student import player  # graded tests are collected beside this folder, and need none of it
 
     return player(tmp_path, request.module.RANKS)
-
-
-@pytest.fixture(scope="session")
-def calibration():
-    """What predictions are made from: gpt2-tiny on 1, 2 and 4 workers, in round numbers."""
-    from tests.own.made_up_calibration import made_up_calibration
-
-    return made_up_calibration()
-
-
-@pytest.fixture
-def calibration_file(tmp_path, calibration):
-    """The same as a file that is accepted on this machine."""
-    from benchmark.cost.calibration import save, this_machine
-
-    path = tmp_path / "calibration.json"
-    save(replace(calibration, machine=this_machine()), path)
-    return path

@@ -1,18 +1,19 @@
-"""Small programs to launch as ranks, the fixture `stub` that writes one, and how to launch it."""
+"""Small programs to launch as ranks, the fixture `stub` that writes one, how to launch it, and an `ssh`."""
 
 import os
 import signal
 import subprocess
+import textwrap
 from pathlib import Path
 
 import pytest
 
 from tests.own.started_processes import processes_with, run
 
-# Small programs to launch. Each finds its rank as the last word; those that run on write ready-RANK first.
+# Each finds its rank as the last word. `wait_for_all` returns when all ranks are there, `wait_for_end_of` when one is
+# there no more.
 STUBS = {
-    "flags": "print('flags', json.dumps(sys.argv[1:]))",
-    "threads": "print('threads', os.environ['OMP_NUM_THREADS'])",
+    "shows": "print(json.dumps(sys.argv[1:])); print('threads', os.environ['OMP_NUM_THREADS'])",
     "bars": """
         from tqdm import tqdm, trange
         for _ in trange(2, desc=f'epochs of rank {rank}'):
@@ -20,58 +21,25 @@ STUBS = {
                 print('a loss')
         """,
     "rank_2_fails": """
-        ready()
+        wait_for_all()
         if rank == '2':
-            wait_for_all()
             raise RuntimeError('the reason')
         signal.pause()
         """,
     "all_fail_alike": "raise SystemExit('error: the same everywhere')",
-    "rank_0_loses_rank_2": """
-        ready()
+    "rank_0_stops_because_of_rank_2": """
         wait_for_all()
         if rank == '0':
-            print('RuntimeError: Connection closed by peer', file=sys.stderr)
-            os._exit(1)
+            os._exit(3)
         if rank == '2':
-            while os.path.exists(f'/proc/{pid_of(0)}'):
-                pass
+            wait_for_end_of(0)
             os._exit(7)
         signal.pause()
         """,
-    "rank_1_fails_before_rank_2": """
-        ready()
-        wait_for_all()
-        if rank == '2':
-            guard = open(f'/proc/{pid_of(1)}/stat').read().split()[3]  # its parent, which the launcher waits for
-            open(f'{folder}/known', 'w').close()
-            while os.path.exists(f'/proc/{guard}'):
-                pass
-        while not os.path.exists(f'{folder}/known'):
-            pass
-        if rank in '12':
-            os._exit(10 + int(rank))
-        signal.pause()
-        """,
-    "rank_2_is_killed": """
-        if rank == '0':
-            print('comparing the ranks', file=sys.stderr)
-        ready()
-        wait_for_all()
-        if rank == '2':
-            os.kill(os.getpid(), signal.SIGKILL)
-        if rank == '0':
-            while os.path.exists(f'/proc/{pid_of(2)}'):
-                pass
-            raise SystemExit('where each rank was:\\n  rank 2  died\\nrank 2 died (process 7 on here)')
-        signal.pause()
-        """,
     "rank_0_ends_first": """
-        ready()
         wait_for_all()
         if rank != '0':
-            while os.path.exists(f'/proc/{pid_of(0)}'):
-                pass
+            wait_for_end_of(0)
             print('still working')
         """,
     "stubborn_family": """
@@ -79,9 +47,8 @@ STUBS = {
         os.environ['MARK'] = folder
         subprocess.Popen(['sleep', '1000'])
         subprocess.Popen(['sleep', '1000'], start_new_session=True)
-        ready()
+        wait_for_all()
         if 'fail' in sys.argv and rank == '1':
-            wait_for_all()
             sys.exit(5)
         while True:
             signal.pause()
@@ -91,14 +58,13 @@ STUBS = {
 HEAD = """
 import json, os, signal, subprocess, sys
 rank, world_size, folder = sys.argv[-1], int(sys.argv[sys.argv.index('--world_size') + 1]), os.path.dirname(__file__)
-def ready():
-    with open(f'{folder}/part-{rank}', 'w') as file:
-        file.write(str(os.getpid()))
-    os.rename(f'{folder}/part-{rank}', f'{folder}/ready-{rank}')
-def pid_of(rank):
-    return int(open(f'{folder}/ready-{rank}').read())
 def wait_for_all():
+    open(f'{folder}/part-{rank}', 'w').write(str(os.getpid()))
+    os.rename(f'{folder}/part-{rank}', f'{folder}/ready-{rank}')
     while not all(os.path.exists(f'{folder}/ready-{r}') for r in range(world_size)):
+        pass
+def wait_for_end_of(rank):
+    while os.path.exists('/proc/' + open(f'{folder}/ready-{rank}').read()):
         pass
 """
 
@@ -108,14 +74,21 @@ def stub(tmp_path):
     """Writes a stub into this test's folder; the folder's name is the mark by which its processes are found."""
 
     def write(name: str) -> Path:
-        lines = STUBS[name].strip("\n").split("\n")
-        indent = len(lines[0]) - len(lines[0].lstrip())
-        (tmp_path / f"{name}.py").write_text(HEAD + "\n".join(line[indent:] for line in lines) + "\n")
+        (tmp_path / f"{name}.py").write_text(HEAD + textwrap.dedent(STUBS[name]) + "\n")
         return tmp_path / f"{name}.py"
 
     yield write
     for pid in processes_with(tmp_path):  # only where the test has failed
         os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def ssh(tmp_path) -> str:
+    """Return a command that is used as ssh is, and runs on this machine what it should run on another one."""
+    path = tmp_path / "ssh"
+    path.write_text('#!/bin/sh\n[ "$1" = -G ] && exec echo "hostname $2"\ncd && exec sh -c "$2"\n')
+    path.chmod(0o755)
+    return str(path)
 
 
 def launch(*words, workers: int = 3, **options) -> subprocess.CompletedProcess:

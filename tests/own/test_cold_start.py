@@ -32,8 +32,6 @@ LIGHT = {
     "-m staff.grade": "no_such_submission --out no_such_folder",
     "-m staff.mistakes": "--times 0",
     "-m staff.attacks": "--jobs none",
-    "-m staff.both_sides": "--region 9.9",
-    "-m staff.proofs.harmful_class": "--seed none --out no_such_folder",
     "-m staff.sandbox": "--no_such_wall",
     "-m staff.gradescope.build": "--out",
 }

@@ -8,9 +8,7 @@ import pytest
 from common.paths import ROOT
 
 STARTED_BY_US = {  # never by a person
-    "benchmark/checks/delayed_links.py",
     "benchmark/checks/ranks.py",
-    "benchmark/cost/measuring/rank.py",
     "cluster/cloudlab_profile.py",
     "staff/gradescope/autograder.py",
     "staff/gradescope/classroom50.py",

@@ -65,6 +65,14 @@ def test_a_damaged_file_is_named_with_its_line(tmp_path, text, words):
         assert word in str(error.value)
 
 
+@pytest.mark.parametrize("score", ["nan", "inf", "-0.1", "500", "five", ""])
+def test_a_score_is_a_number_from_0_to_5(tmp_path, score):
+    text = f"{STS_B}\tsentence1\tsentence2\tscore\n0\tg\tf\t2012\t1\tn\tn\ta\tb\t{score}\n"
+
+    with pytest.raises(InputError, match=r"t\.tsv:2: expected a score from 0 to 5"):
+        read_examples(write(tmp_path, "t.tsv", text), TASKS["sts-b"])
+
+
 def test_a_missing_file_says_how_to_get_it(tmp_path):
     with pytest.raises(InputError, match=r"dev\.tsv: no such file; run `python download_glue_data\.py"):
         read_examples(tmp_path / "dev.tsv", RTE)

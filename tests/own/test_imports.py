@@ -14,7 +14,7 @@ import pytest
 from common.paths import ROOT
 
 pytestmark = pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a checkout")
-OPTIONAL = {"geni", "horovod"}  # runs on CloudLab alone; built by install.py
+OPTIONAL = {"geni", "horovod", "wandb"}  # on CloudLab alone; built by install.py; only with --wandb
 OF_NEWER_PYTHONS = {"compression"}  # from 3.14 on, in place of backports.zstd
 
 # What the programs of a folder may import of other folders (CONTRIBUTING.md, "Where things are").

@@ -1,85 +1,73 @@
-"""cluster.launch, the beginning: its command line, and the output of several ranks on one screen."""
+"""cluster.launch: its command line, the output of all ranks on one screen, failures, and that nothing is left."""
 
 import json
 import os
 import pty
 import re
+import shutil
 import signal
 import subprocess
 import sys
 
 import pytest
 
-from cluster.guard import threads_per_command
-from cluster.launch import commands, parse
-from cluster.screen import Lines, Screen
+from cluster.launch import commands, free_port, parse
+from cluster.screen import Lines
 from common.errors import InputError
 from tests.own import rank_stubs
 from tests.own.rank_stubs import launch, lines_of
-from tests.own.started_processes import run, started
+from tests.own.started_processes import processes_with, run, started, wait_for
 
-stub = rank_stubs.stub  # a fixture
+stub, ssh = rank_stubs.stub, rank_stubs.ssh  # fixtures
 pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc"), pytest.mark.medium]
 
 
-# -------------------------------------------------------------------------------------------- flags
+# ------------------------------------------------------------------------------------ the command line
 
 
-def test_every_worker_gets_the_same_flags_and_its_own_rank(stub):
-    result = launch(stub("flags"), "--seed", "7")
+@pytest.mark.parametrize("threads", [None, "13"])
+def test_every_worker_gets_the_same_flags_its_own_rank_and_its_share_of_the_cores(stub, threads):
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    environment |= {} if threads is None else {"OMP_NUM_THREADS": threads}
 
-    flags = [json.loads(lines_of(rank, result.stdout)[0].removeprefix("flags ")) for rank in range(3)]
-    port = flags[0][5]
-    assert 1023 < int(port) < 65536
-    same = ["--seed", "7", "--master_ip", "127.0.0.1", "--master_port", port, "--world_size", "3", "--local_rank"]
-    assert flags == [[*same, str(rank)] for rank in range(3)]
+    result = launch(stub("shows"), "--seed", "7", env=environment)
+
+    shown = [lines_of(rank, result.stdout) for rank in range(3)]
+    same = json.loads(shown[0][0])[:-1]
+    assert same[:5] == ["--seed", "7", "--master_ip", "127.0.0.1", "--master_port"] and 1023 < int(same[5]) < 65536
+    assert same[6:] == ["--world_size", "3", "--local_rank"]
+    assert [json.loads(lines[0]) for lines in shown] == [[*same, str(rank)] for rank in range(3)]
+    assert {lines[1] for lines in shown} == {f"threads {threads or max(1, len(os.sched_getaffinity(0)) // 3)}"}
     assert result.returncode == 0
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["--workers", "2", "--master_port", "7001", "--master_ip", "10.0.0.9", "cluster/hello.py", "--step", "join"],
-        ["--world_size=2", "--", "cluster/hello.py", "--master_port=7001", "--master_ip", "10.0.0.9"],
-        [
-            "--workers",
-            "2",
-            "--master_port",
-            "7002",
-            "--master_ip",
-            "10.0.0.9",
-            "cluster/hello.py",
-            "--master_port=7001",
-        ],
-    ],
-)
-def test_flags_that_the_user_gave_are_kept(words):
+HELLO = ["cluster/hello.py", "--step", "join"]
+FLAGS = ["--master_ip", "10.0.0.9", "--master_port", "7001", "--world_size", "2"]
+
+
+@pytest.mark.parametrize(("words", "script"), [
+    (["--workers", "2", "--master_port", "7001", "--master_ip", "10.0.0.9", *HELLO], HELLO),
+    (["--world_size=2", "--", *HELLO, "--master_port=7001", "--master_ip", "10.0.0.9"], HELLO),
+    (["--workers", "2", "--master_port", "7002", *FLAGS[:2], *HELLO, "--master_port=7001"], HELLO),  # the last
+    (["--timeline", *FLAGS, *HELLO], [*HELLO, "--timeline"]),
+    (["--timeline", *FLAGS, *HELLO, "--timeline", "5"], [*HELLO, "--timeline", "5"]),
+])  # fmt: skip
+def test_flags_that_the_user_gave_are_kept(words, script):
     planned, _ = parse(words)
 
     assert planned.workers == 2
-    assert planned.script[-6:] == ["--master_ip", "10.0.0.9", "--master_port", "7001", "--world_size", "2"]
-    assert sum(word.startswith("--master") for word in planned.script) == 2
+    assert planned.script == [*script, *FLAGS]
 
 
-@pytest.mark.parametrize("words", [["--timeline", "cluster/hello.py"], ["cluster/hello.py", "--timeline", "5"]])
-def test_the_timeline_is_the_scripts_own_flag(words):
-    planned, _ = parse(words)
-
-    assert planned.script.count("--timeline") == 1
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--", "python", "cluster/hello.py"], "leave out 'python'"),
-        (["--", "no/such/script.py"], "there is no script no/such/script.py"),
-        (["--", "cluster/hello.py", "--local_rank", "0"], "leave out --local_rank"),
-        (["--workers", "2", "--", "cluster/hello.py", "--world_size", "4"], "--workers 2 and --world_size 4 differ"),
-        (["--workers", "1", "--hosts", "127.0.0.1,127.0.0.2", "--", "cluster/hello.py"], "expected at least 2"),
-        (["--hosts", "no-such-host.invalid", "--", "cluster/hello.py"], "add --master_ip"),
-        (["--hosts", "localhost,node1", "--", "cluster/hello.py"], "only that node can reach"),
-    ],
-)
+@pytest.mark.parametrize(("words", "message"), [
+    (["--", "python", "cluster/hello.py"], "leave out 'python'"),
+    (["--", "no/such/script.py"], "there is no script no/such/script.py"),
+    (["--", "cluster/hello.py", "--local_rank", "0"], "leave out --local_rank"),
+    (["--workers", "2", "--", "cluster/hello.py", "--world_size", "4"], "--workers 2 and --world_size 4 differ"),
+    (["--workers", "1", "--hosts", "127.0.0.1,127.0.0.2", "--", "cluster/hello.py"], "expected at least 2"),
+    (["--hosts", "no-such-host.invalid", "--", "cluster/hello.py"], "add --master_ip"),
+    (["--hosts", "localhost,node1", "--", "cluster/hello.py"], "only that node can reach"),
+])  # fmt: skip
 def test_a_wrong_command_line_is_one_clear_error(words, message):
     with pytest.raises(InputError, match=message):
         parse(words)
@@ -97,42 +85,19 @@ def test_workers_are_spread_evenly_over_hosts_with_one_command_line():
     assert {tuple(command.words[:3]) for command in planned_commands} == {("ssh", "-p", "22")}
     remote = [command.words[-1] for command in planned_commands]
     assert len({re.sub(r"\d$", "R", line) for line in remote}) == 1, "only the last word, the rank, may differ"
-    assert "cd 'my work' && exec" in remote[0]
-    assert "--share 2" in remote[0]
-    assert "'a b'" in remote[0]
+    assert all(words in remote[0] for words in ("cd 'my work' && exec", "--share 2", "'a b'"))
 
 
-def test_plan_prints_the_commands_and_starts_nothing(stub):
-    result = run("-m", "cluster.launch", "--workers", "2", "--plan", "--", stub("flags"))
+def test_plan_prints_the_commands_and_starts_nothing():
+    result = run("-m", "cluster.launch", "--workers", "2", "--plan", "--", "cluster/hello.py")
 
     assert [line[-14:] for line in result.stdout.splitlines()] == ["--local_rank 0", "--local_rank 1"]
-
-
-def test_workers_share_the_cores(stub):
-    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-
-    many = launch(stub("threads"), workers=1 + len(os.sched_getaffinity(0)), env=environment).stdout
-    set_by_user = launch(stub("threads"), workers=2, env=environment | {"OMP_NUM_THREADS": "13"}).stdout
-
-    assert threads_per_command(1) == len(os.sched_getaffinity(0))
-    assert lines_of(0, many) == ["threads 1"]
-    assert lines_of(1, set_by_user) == ["threads 13"]
 
 
 # ------------------------------------------------------------------------------------------- output
 
 
-def test_in_a_pipe_no_bar_is_shown(capsys):
-    screen = Screen(sys.stdout, sys.stderr)
-
-    screen.show_bar("steps: 100%|")
-    screen.show("[0] a loss")
-    screen.close()
-
-    assert capsys.readouterr() == ("[0] a loss\n", "")
-
-
-def test_on_a_terminal_there_is_one_bar_and_it_never_splits_a_line(stub):
+def test_on_a_terminal_there_is_one_bar_that_never_splits_a_line_and_in_a_pipe_there_is_none(stub):
     main_end, terminal = pty.openpty()
     command = ["-m", "cluster.launch", "--workers", "2", "--", stub("bars")]
     with started(*command, stdout=terminal, stderr=terminal, stdin=subprocess.DEVNULL) as process:
@@ -145,11 +110,13 @@ def test_on_a_terminal_there_is_one_bar_and_it_never_splits_a_line(stub):
             pass  # a terminal's way to say that the other end is closed
         assert process.wait() == 0
     os.close(main_end)
+
     after_erasing = re.sub(r"[^\n]*\r\x1b\[K", "", output.decode())
     assert after_erasing.count("a loss\r\n") == 20
     assert {line[3:] for line in after_erasing.split("\r\n") if "a loss" in line} == {" a loss"}
-    assert "steps of rank 0" in output.decode()
-    assert "rank 1" not in output.decode()
+    assert "steps of rank 0" in output.decode() and "rank 1" not in output.decode()
+    in_a_pipe = run(*command)
+    assert (in_a_pipe.stdout.count("a loss\n"), in_a_pipe.stderr) == (20, "")
 
 
 def test_lines_are_cut_alike_however_the_bytes_arrive():
@@ -168,9 +135,118 @@ def test_lines_are_cut_alike_however_the_bytes_arrive():
 def test_a_reader_that_leaves_ends_the_launch_without_a_traceback(stub):
     command = ["-m", "cluster.launch", "--workers", "2", "--", stub("endless")]
     with started(*command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stdout is not None
+        assert process.stdout and process.stderr
         process.stdout.readline()
         process.stdout.close()
-        assert process.stderr is not None
         assert b"Traceback" not in process.stderr.read()
         assert process.wait() == 128 + signal.SIGPIPE
+
+
+# ----------------------------------------------------------- failures; test_stopped_runs.py has those of real ranks
+
+
+def test_the_first_failure_is_shown_first_and_once_and_the_others_are_stopped(stub):
+    script = stub("rank_2_fails")
+
+    result = launch(script, workers=4)
+
+    shown = result.stderr.splitlines()
+    assert shown[:2] == [
+        "rank 2 failed first: exit code 1. Its last lines:",
+        "[2] Traceback (most recent call last):",
+    ]
+    assert shown[-2:] == ["[2] RuntimeError: the reason", "stopping: rank 0, rank 1, rank 3"]
+    assert result.stderr.count("RuntimeError: the reason") == 1
+    assert result.returncode == 1
+    assert processes_with(script.parent) == []
+
+
+@pytest.mark.parametrize(("name", "first", "code"), [
+    ("all_fail_alike", r"rank \d failed first: exit code 1\. Its last lines:\n\[\d\] error: the same everywhere\n", 1),
+    ("rank_0_stops_because_of_rank_2", "rank 2 failed first: exit code 7\n", 7),  # though it ended later
+])  # fmt: skip
+def test_of_several_failures_the_cause_is_named_and_a_mistake_of_all_is_shown_once(stub, name, first, code):
+    result = launch(stub(name))
+
+    assert re.match(first, result.stderr), result.stderr
+    assert result.stderr.count("error:") <= 1
+    assert result.returncode == code
+
+
+def test_a_rank_that_ends_well_leaves_the_others_at_work(stub):
+    result = launch(stub("rank_0_ends_first"))
+
+    assert (result.stdout.count("still working"), result.returncode) == (2, 0)
+
+
+@pytest.mark.parametrize(("number", "send"), [
+    (signal.SIGKILL, os.kill),
+    (signal.SIGINT, os.killpg),  # Ctrl-C goes to the whole group
+    *(pytest.param(number, os.kill, marks=pytest.mark.proof) for number in (signal.SIGTERM, signal.SIGHUP)),
+])  # fmt: skip
+def test_however_the_launcher_is_stopped_no_rank_that_ignores_sigterm_is_left(stub, tmp_path, number, send):
+    script = stub("stubborn_family")
+    with started("-m", "cluster.launch", "--workers", "2", "--", script, start_new_session=True) as process:
+        wait_for(lambda: all((tmp_path / f"ready-{rank}").exists() for rank in range(2)), "both ranks")
+
+        send(process.pid, number)
+
+        assert process.wait() == (-number if number == signal.SIGKILL else 128 + number)
+    wait_for(lambda: not processes_with(tmp_path), "the end of all processes")
+
+
+# --------------------------------------------------------------------------------- real workers, and ssh
+
+
+@pytest.mark.parametrize("launcher", ["cluster.launch", pytest.param("torchrun", marks=pytest.mark.proof)])
+def test_hello_joins_sends_and_all_reduces_on_real_workers(launcher):
+    torchrun = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(free_port())]
+
+    script = "cluster/hello.py"
+    result = launch(script, workers=2) if launcher == "cluster.launch" else run(*torchrun, script)
+
+    assert result.returncode == 0, result.stderr
+    assert "rank 1 received [1.0, 2.0, 3.0]" in result.stdout
+    assert result.stdout.count("got the sum [3.0, 30.0]") == 2
+
+
+def over_ssh(ssh: str, *words, hosts: int = 3) -> list:
+    where = ["--hosts", ",".join(["127.0.0.1"] * hosts), "--python", sys.executable]
+    return ["-m", "cluster.launch", *where, "--ssh", ssh, "--", *words]
+
+
+def test_hosts_are_reached_by_ssh_and_work_together(ssh):
+    result = run(*over_ssh(ssh, "cluster/hello.py", "--step", "all_reduce", hosts=2))
+
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("got the sum [3.0, 30.0]") == 2
+
+
+def test_a_failure_on_a_host_is_named_and_ends_the_remote_processes(ssh, stub):
+    script = stub("stubborn_family")
+
+    result = run(*over_ssh(ssh, script, "fail"))
+
+    assert result.stderr.splitlines()[0] == "rank 1 (127.0.0.1) failed first: exit code 5"
+    assert result.returncode == 5
+    assert processes_with(script.parent) == []
+
+
+@pytest.mark.proof
+def test_kill_9_of_the_launcher_ends_the_remote_processes(ssh, stub, tmp_path):
+    script = stub("stubborn_family")
+    with started(*over_ssh(ssh, script)) as process:
+        wait_for(lambda: all((tmp_path / f"ready-{rank}").exists() for rank in range(3)), "all ranks")
+
+        process.kill()
+
+    wait_for(lambda: not processes_with(tmp_path), "the end of all remote processes")
+
+
+@pytest.mark.skipif(not shutil.which("ssh"), reason="needs an ssh")
+def test_a_host_that_cannot_be_reached_is_one_failure_with_ssh_s_own_words():
+    result = run(*over_ssh(f"ssh -o BatchMode=yes -p {free_port()}", "cluster/hello.py"))
+
+    assert result.returncode == 255
+    assert "Connection refused" in result.stderr
+    assert "exit code 255 comes from ssh itself; test the connection with: ssh" in result.stderr

@@ -1,7 +1,9 @@
 """Our own tests of common/data/oscar_text.py: what is a document, and what is said of text that cannot be read."""
 
+import bz2
 import gzip
 import json
+import lzma
 import sys
 from pathlib import Path
 
@@ -49,10 +51,16 @@ FRAMES = b"".join(zstd.compress(part) for part in (b"one\nt", b"wo\n"))
         ("en.jsonl.zst", zstd.compress(record("one").encode()), ["one"]),
         ("en.jsonl.gz", gzip.compress(record("one").encode()), ["one"]),
         ("en.txt.gz", gzip.compress(b"one\ntwo\n"), ["one", "two"]),
+        ("en.jsonl.xz", lzma.compress(record("one").encode()), ["one"]),
+        ("en.jsonl.bz2", bz2.compress(record("one").encode()), ["one"]),
+        ("en.jsonl.zstd", zstd.compress(record("one").encode()), ["one"]),
+        ("en.txt", record("one") + record("two"), ["one", "two"]),
+        ("en", "\n" + record("one"), ["one"]),
+        ("code.txt", '{"a": 1}\n{\n', ['{"a": 1}', "{"]),
         ("en.txt.zst", FRAMES, ["one", "two"]),
         ("corpus.en", "one\n", ["one"]),
     ],
-    ids=range(15),
+    ids=range(21),
 )
 def test_every_line_of_text_and_the_content_of_every_record_is_a_document(tmp_path, name, data, documents):
     assert read(tmp_path / name, data) == documents
@@ -69,6 +77,33 @@ def test_a_packed_file_that_was_cut_off_or_is_none_is_an_error_with_its_name(tmp
     for data in (packed[: len(packed) // 2], b"plain text\n" * 100):
         with pytest.raises(InputError, match=rf"en.txt{suffix}: cannot be read to its end"):
             read(tmp_path / f"en.txt{suffix}", data)
+
+
+OTHER = {
+    "en.txt": (gzip.compress(b"one"), "compressed with gzip; rename it to en.txt.gz"),
+    "en.jsonl": (lzma.compress(b"one"), "compressed with xz; rename it to en.jsonl.xz"),
+    "en.gz": (zstd.compress(b"one"), "compressed with zstd; rename it"),
+    "en.zip": (b"PK\x03\x04and more", "compressed with zip; unpack it"),
+    "en.jsonl.lz4": (b"\x04\x22\x4d\x18and more", "compressed with lz4; unpack it"),
+}
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_another_compression_is_refused_by_name(tmp_path, name):
+    data, message = OTHER[name]
+
+    with pytest.raises(InputError, match=rf"{name}: .*{message}"):
+        read(tmp_path / name, data)
+
+
+def test_a_folder_is_read_whole_and_what_is_no_text_is_said(tmp_path, capsys):
+    for name in ("part_10.jsonl.xz", "part_2.jsonl.zst", "notes.txt", "picture.png"):
+        (tmp_path / name).write_bytes(b"")
+
+    files = find_files([tmp_path])
+
+    assert [file.name for file in files] == ["notes.txt", "part_2.jsonl.zst", "part_10.jsonl.xz"]
+    assert "not read: picture.png" in capsys.readouterr().err
 
 
 def test_broken_utf8_is_an_error_with_the_file(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from benchmark import strategies
+from benchmark.arguments import parse
 from benchmark.example_model import Lstm
 from benchmark.names import check_model
 from benchmark.training.model_config import model_config
@@ -55,20 +55,6 @@ def test_engines_are_proved_with_a_users_model_and_a_wrong_one_is_named(tmp_path
     assert "Halves with accumulation 1: x 0.5000 (every parameter)" in printed
 
 
-@pytest.mark.medium
-@pytest.mark.skipif(sys.platform != "linux", reason="starts workers with gloo")
-def test_the_metric_of_a_users_model_is_a_column_of_compare(tmp_path):
-    words = ["--model", EXAMPLE, "--output_dir", tmp_path / "c", "--only", "fsdp", "--max_steps", 4]
-
-    codes = group(ROOT / "benchmark" / "compare.py", 2, tmp_path, *words)
-
-    printed = (tmp_path / "log0.txt").read_text()
-    assert codes == [0, 0], printed[-2000:]
-    metrics = [row["metric"] for row in json.loads((tmp_path / "c" / "comparison.json").read_text())["rows"]]
-    assert " metric " in printed
-    assert 0 < min(metrics) <= max(metrics) < min(metrics) + 0.01 < 0.1  # four steps: as good as guessing one of 64
-
-
 def test_blocks_are_the_members_of_outer_lists_or_what_the_file_says(file):
     inner = nn.ModuleList([nn.Linear(1, 1)])
     nested = nn.ModuleList([nn.ModuleDict({"inner": inner}), nn.ReLU()])
@@ -80,13 +66,17 @@ def test_blocks_are_the_members_of_outer_lists_or_what_the_file_says(file):
     assert len(blocks(build_own(f"{file}:right")[0])) == 1
 
 
-def test_a_model_that_cannot_be_used_is_one_line(file):
-    for name, expected in (("build", "returned Lstm, dict; expected"), ("unequal", "same first dimension")):
-        with pytest.raises(InputError, match=expected):
-            build_own(f"{file}:{name}")
-    with pytest.raises(InputError, match="no function 'other'"):
-        build_own(f"{file}:other")
-    with pytest.raises(InputError, match=r"no file nowhere\.py"):
+@pytest.mark.parametrize(
+    ("name", "named"),
+    [("build", "Lstm, dict"), ("unequal", "same first dimension"), ("other", "other")],
+)
+def test_a_model_that_cannot_be_used_is_one_line(file, name, named):
+    with pytest.raises(InputError, match=named):
+        build_own(f"{file}:{name}")
+
+
+def test_a_file_that_is_not_there_is_one_line():
+    with pytest.raises(InputError, match=r"nowhere\.py"):
         check_model("--model", "nowhere.py:build")
 
 
@@ -101,12 +91,9 @@ def test_floating_examples_have_the_dtype_of_the_model(tmp_path):
     assert model.double()(x=examples[0]["x"]).loss.dtype == torch.float64
 
 
-def test_only_gpt2_is_cut(monkeypatch):
-    settings = type("Settings", (), {"strategy": "pipeline", "model": EXAMPLE, "precision": "fp32"})
-
-    assert "cuts GPT-2 into parts" in strategies.gpt2_in_fp32(settings)
-
-
-def test_a_command_that_needs_a_configuration_says_so():
+def test_what_needs_gpt2_says_so(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="cuts GPT-2 into parts"):
+        parse(["--strategy", "pipeline", "--model", EXAMPLE])
     with pytest.raises(InputError, match="expected a GPT-2 or a T5"):
         model_config(EXAMPLE)

@@ -3,37 +3,25 @@
 import functools
 import itertools
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from cluster.emulate import bits_per_second, on_nodes, why_not
-from cluster.launch import run_silently
-from cluster.random_bert import random_bert
 from common.paths import ROOT
 from common.timeline.boxes import Box, Step, Timeline, Wait
 from common.timeline.capture import RankLog
-from common.timeline.clocks import Clock
 from common.timeline.parts import NAMES, parts
-from common.timeline.profile_events import numbered, read_profile
-from common.timeline.run_timeline import network_boxes, process_boxes
-from common.timeline.spans import duration, merged, spans_of, within, without
+from common.timeline.profile_events import read_profile
+from common.timeline.run_timeline import network_boxes
+from common.timeline.spans import duration, spans_of, within, without
 from common.timeline.trace import read_trace
-from common.timeline.waiting import Blocked, Message, blocked, by_key, delivered, keys, own_code, waits
+from common.timeline.waiting import Blocked, Message, blocked, by_key, delivered, waits
 from tests.own import workers
 from tests.own.made_timelines import after_backward, during_backward
 from tests.own.timeline_ranks import LAYERS, OWN_CODE, SIZE, SLEEP, SLOW
 from tests.own.warm import Script
-
-
-def test_spans_are_merged_cut_and_measured():
-    assert merged([(3, 4), (0, 1), (1, 2), (0.5, 0.7), (5, 5)]) == [(0, 2), (3, 4)]
-    assert without([(0, 10), (20, 30)], [(2, 3), (9, 21), (25, 26), (40, 50)]) == [(0, 2), (3, 9), (21, 25), (26, 30)]
-    assert within([(0, 2), (3, 4), (5, 9)], (1, 6)) == [(1, 2), (3, 4), (5, 6)]
-    assert duration([(0, 2), (1, 3), (5, 6)]) == 4
 
 
 @pytest.mark.parametrize(
@@ -49,26 +37,6 @@ def test_a_process_is_blocked_while_it_computes_nothing_and_a_message_is_under_w
     spans = blocked((0.0, 10.0), busy, [Message("all_reduce", *span) for span in messages])
 
     assert spans == [Blocked(*one) for one in expected]
-
-
-def members(name: str, starts: dict[int, float], other: int = -1, end: float = 5.0) -> dict[int, Message]:
-    return {rank: Message(name, start, end, other=other) for rank, start in starts.items()}
-
-
-def test_a_rank_waits_until_the_last_one_it_needs_has_arrived():
-    span, starts = Blocked(1.0, 5.0, 0), {0: 1.0, 1: 3.0, 2: 2.0}
-
-    def waited(rank: int, name: str, span: Blocked, other: int = -1) -> list[Wait]:
-        calls = members(name, starts, other)
-        return waits(rank, calls[rank], calls, span, [])
-
-    assert waited(0, "all_reduce", span) == [Wait(1.0, 3.0, 1)]
-    assert waited(1, "all_reduce", Blocked(3.0, 5.0, 0)) == []
-    # In a gather to rank 2, rank 0 does not need rank 1; the root needs both.
-    assert waited(0, "gather", span, other=2) == [Wait(1.0, 2.0, 2)]
-    assert waited(2, "gather", Blocked(2.0, 5.0, 0), other=2) == [Wait(2.0, 3.0, 1)]
-    # It was complete before rank 1 arrived: a rank cannot have waited longer than it was blocked.
-    assert waited(0, "all_reduce", Blocked(1.0, 2.5, 0)) == [Wait(1.0, 2.5, 1)]
 
 
 def test_the_root_of_a_scatter_communicates_until_the_others_have_received_it():
@@ -89,23 +57,6 @@ def test_the_root_of_a_scatter_communicates_until_the_others_have_received_it():
     assert delivered(0, calls[0], calls) == 2.0 and delivered(1, calls[1], calls) == 2.0
 
 
-def test_calls_of_one_group_and_sends_with_their_recv_have_the_same_key():
-    first = [Message("send", 0, 1, other=1), Message("all_reduce", 1, 2, 4, "a", 7), Message("send", 2, 3, other=1)]
-    second = [Message("all_reduce", 1, 2, 4, "a", 7), Message("recv", 0, 1, other=0), Message("recv", 2, 3, other=0)]
-
-    assert keys(0, first) == [("send", 0, 1, 0), ("a", 7), ("send", 0, 1, 1)]
-    assert keys(1, second) == [("a", 7), ("send", 0, 1, 0), ("send", 0, 1, 1)]
-    assert by_key([first, second])["a", 7] == {0: first[1], 1: second[0]}
-
-
-def test_collectives_get_the_last_numbers_of_the_flight_recorder_and_their_own_if_it_is_off():
-    messages = [Message("broadcast", 0, 1), Message("send", 1, 2), Message("all_reduce", 2, 3)]
-    recorded = [("0", 1), ("0", 2), ("tp", 1)]
-
-    assert [(m.group, m.number) for m in numbered(messages, recorded)] == [("0", 2), ("", 0), ("tp", 1)]
-    assert [(m.group, m.number) for m in numbered(messages, [])] == [("", 0), ("", 0), ("", 1)]
-
-
 def test_a_call_that_a_dispatch_mode_makes_again_counts_once(tmp_path):
     def event(name, start, length, tid=1, **args):
         return {"ph": "X", "name": name, "ts": start, "dur": length, "tid": tid, "args": args}
@@ -119,30 +70,14 @@ def test_a_call_that_a_dispatch_mode_makes_again_counts_once(tmp_path):
         event("gloo:send", start, 50, tid=2, **{"Input Dims": [[10, 2]], "Input type": ["float"]})
         for start in (110, 210)
     ]
-    marks = [event("timeline: mark", start, 1) for start in (0, 900)]
-    (tmp_path / "profile.json").write_text(json.dumps({"traceEvents": [*sends, *transfers, *marks]}))
+    trace = {"baseTimeNanoseconds": 5 * 10**9, "traceEvents": [*sends, *transfers]}
+    (tmp_path / "profile.json").write_text(json.dumps(trace))
 
-    profile = read_profile(tmp_path / "profile.json", [(5.0, 5.000001), (5.0009, 5.000901)])
+    messages = read_profile(tmp_path / "profile.json").messages
 
-    assert [(m.name, m.bytes, m.other) for m in profile.messages] == [("send", 80, 1)] * 2
-    times = [time for message in profile.messages for time in (message.start, message.end)]
+    assert [(m.name, m.bytes, m.other) for m in messages] == [("send", 80, 1)] * 2
+    times = [time for message in messages for time in (message.start, message.end)]
     assert times == pytest.approx([5.0001, 5.00016, 5.0002, 5.00026], abs=1e-7)
-
-
-def test_what_the_process_does_itself_in_the_phase_communication_is_averaging():
-    phases, busy = [(1.0, 2.0)], [(0.0, 1.0), (1.4, 1.404), (1.9001, 1.9002)]
-    held = [Blocked(1.0001, 1.4, 0), Blocked(1.406, 1.7, 1), Blocked(1.75, 1.9, 2), Blocked(1.9003, 2.0, 3)]
-
-    spans = own_code(phases, busy, held)
-
-    assert spans == [(1.4, 1.404), (1.7, 1.75)]  # torch; then Python or a pause
-    log = RankLog(0, blocked=held, averaging=[Box(0, "process", "averaging", *span) for span in spans])
-    log.phases = [Box(0, "process", "backward", 0.0, 1.0), Box(0, "process", "communication", 1.0, 2.0)]
-    boxes = [(box.name, box.start, box.end) for box in process_boxes(log)]
-    assert boxes == [
-        ("backward", 0, 1), ("communication", 1, 1.4), ("averaging", 1.4, 1.404), ("communication", 1.404, 1.7),
-        ("averaging", 1.7, 1.75), ("communication", 1.75, 2),
-    ]  # fmt: skip
 
 
 def test_the_parts_of_a_step_add_up_to_it():
@@ -154,13 +89,8 @@ def test_the_parts_of_a_step_add_up_to_it():
         assert sum(getattr(row, name) for name in NAMES) == pytest.approx(row.seconds) == 0.125
     row = parts(during_backward())[0]  # hidden is what travels while the process computes
     assert (row.exposed, row.hidden, row.waiting) == pytest.approx((0.01, 0.03, 0))
-
-
-def test_a_wait_without_a_collective_counts_as_waiting_and_not_as_computing():
-    boxes = (Box(0, "process", "forward", 0.0, 0.2, waits=(Wait(0.2, 0.5, 1),)),)
-
-    (row,) = parts(Timeline("threads", 1, (Step(0, 0, 0.0, 0.6),), boxes))
-
+    without_collective = (Box(0, "process", "forward", 0.0, 0.2, waits=(Wait(0.2, 0.5, 1),)),)
+    (row,) = parts(Timeline("threads", 1, (Step(0, 0, 0.0, 0.6),), without_collective))
     assert (row.computing, row.waiting, row.other) == pytest.approx((0.2, 0.3, 0.1))
 
 
@@ -194,14 +124,12 @@ def waited(timeline: Timeline, rank: int) -> dict[int, float]:
 
 @pytest.mark.medium
 def test_clocks_of_different_machines_are_aligned_within_the_error_that_is_stated(scenes):
-    readings = torch.load(scenes / "clocks.pt", weights_only=False)
+    clocks = torch.load(scenes / "clocks.pt", weights_only=False)
 
-    for rank, (first, last) in enumerate(zip(*readings, strict=True)):
-        clock = Clock(first, last)
+    for rank, clock in enumerate(clocks):
         assert (clock.error > 0) == (rank > 0)
-        for true in (first.time, (first.time + last.time) / 2, last.time):
-            assert clock.to_first_rank(true * (1 + rank / 100)) == pytest.approx(true, abs=1.01 * clock.error + 1e-9)
-    assert readings[0][1].offset > 1  # there was something to find out
+        assert clock.ahead == pytest.approx(rank, abs=clock.error + 1e-9)  # rank r's clock is r seconds ahead
+    assert len(clocks) == 4
 
 
 @pytest.mark.medium
@@ -297,11 +225,8 @@ SCRIPTS = {
     "2b": ("task2b_allreduce/run_glue.py", 3, ("--do_train",)),
     "3": ("task3_ddp/run_glue.py", 3, ("--do_train",)),
     "4": ("task4_traffic/run_glue.py", 2, ("--do_train",)),
-    "3_gpt2": ("task3_ddp/run_gpt2.py", 2, ("--batch_size", 8)),
     "gpipe": ("pipeline/run_gpt2.py", 2, ("--schedule", "gpipe", "--batch_size", 8)),
-    "interleaved": ("pipeline/run_gpt2.py", 2, ("--schedule", "interleaved", "--batch_size", 8)),
     "threads": ("pipeline/run_gpt2.py", 1, ("--model_parallel_mode", "pipeline_parallel", "--batch_size", 8)),
-    "ring": ("beyond/run_gpt2.py", 2, ("--strategy", "ring", "--batch_size", 8)),
     "zero3": ("beyond/run_gpt2.py", 2, ("--strategy", "zero3", "--batch_size", 8)),
 }
 FEW = ("1", "gpipe", "threads")  # in make test; make bank runs the others as well
@@ -325,16 +250,20 @@ def ran(tmp_path_factory):
 
 @pytest.mark.medium
 @pytest.mark.parametrize("name", EACH)
-def test_the_timeline_of_each_script_shows_the_parts_of_its_steps(ran, name):
-    records, timeline, _ = ran(name)
+def test_the_timeline_of_each_script_has_all_that_it_communicates_and_nothing_of_itself(ran, name):
+    records, timeline, folder = ran(name)
 
-    for record in records if name in ("2a", "2b", "3", "3_gpt2") else ():
-        check_bytes(record, timeline)
-    for record in records if name in ("2a", "2b") else ():
-        check_communication(record, timeline)
-    if name == "zero3":
-        names = {box.name for rank in range(2) for box in network(timeline, rank, 2)}
-        assert {"all_gather", "all_to_all"} <= names
+    for record in records:
+        if name in ("2a", "2b", "3"):
+            check_bytes(record, timeline)
+        if name in ("2a", "2b"):
+            check_communication(record, timeline)
+        if name == "4":
+            assert "gather" not in {entry["name"] for entry in record["collectives"]}
+            traffic = json.loads((folder / f"traffic_{record['rank']}.json").read_text())
+            assert sum(group["iterations"] for group in traffic["sent"]) == len(record["iterations"])
+        if name == "zero3":
+            assert {"all_gather", "all_to_all"} <= {box.name for box in network(timeline, record["rank"], 2)}
 
 
 @pytest.mark.medium
@@ -359,37 +288,3 @@ def test_a_pipeline_with_threads_has_a_row_for_the_caller_and_one_for_each_parti
         assert sorted(boxes) == sorted(2 * [f"{phase} {i}" for phase in ("forward", "backward") for i in range(4)])
     assert waited(timeline, 0).keys() <= {1, 2} and waited(timeline, 2).keys() == {0, 1}
     assert (folder / "trace.json").exists()  # the step that the script itself traces
-
-
-@pytest.mark.medium
-@pytest.mark.proof
-def test_the_traffic_of_task_4_does_not_include_the_timeline(ran):
-    records, _, folder = ran("4")
-
-    for record in records:
-        assert [entry["name"] for entry in record["collectives"]].count("gather") == 0
-        traffic = json.loads((folder / f"traffic_{record['rank']}.json").read_text())
-        assert sum(group["iterations"] for group in traffic["sent"]) == len(record["iterations"])
-
-
-@pytest.mark.proof
-def test_on_nodes_a_slower_link_makes_communication_longer_and_nothing_else_can(tmp_path):
-    if reason := why_not():
-        pytest.skip(reason)
-    words = f"{SCRIPTS['2b'][0]} --do_train --per_gpu_train_batch_size 4 --timeline 2 --max_steps 5 --dropout 0".split()
-    words += ["--model_name_or_path", str(random_bert("1M"))]
-
-    def communication(rate):
-        folder = tmp_path / rate
-        run_silently("2b", on_nodes(2, rate, [sys.executable, *words, "--output_dir", str(folder)]))
-        timeline = check_parts(folder, 2)
-        assert 0 < timeline.clock_error < 0.01
-        parameters = json.loads((folder / "rank0.json").read_text())["parameters"]
-        least = 4 * parameters * 8 / bits_per_second(rate)  # 2 (N-1)/N S with two ranks
-        return min(row.exposed + row.waiting for row in parts(timeline)), least
-
-    slow, least = communication("100mbit")
-    fast, _ = communication("1gbit")
-
-    assert slow > 0.8 * least  # a link may run ahead by a burst
-    assert slow > fast

@@ -2,11 +2,9 @@
 
 import argparse
 import json
-import os
 import shutil
 import time
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,14 +19,12 @@ from task4_traffic import compare, expected
 from task4_traffic.compare import (
     check_comparable,
     extrapolations,
-    observed_by_dstat,
     predictions,
     ratios,
     read_run,
     volume,
 )
 from task4_traffic.counters import HEAD, Counter, Sample, rates, read_counters, read_kernel
-from task4_traffic.dstat import read_dstat, split_runs
 from task4_traffic.traffic import PACKET_HEADER, TRIALS, TrafficRecord, plain
 from tests.own.started_processes import wait_for
 from tests.own.workers import run
@@ -99,113 +95,6 @@ def test_a_mark_beside_a_regular_reading_makes_no_peak():
     samples = [Sample(0.0, 0, 0), Sample(0.1, 0, 100), Sample(0.1001, 0, 200), Sample(0.2, 0, 300)]
 
     assert [round(sent) for _, _, sent in rates(samples)] == [1000, 2000]
-
-
-# ---------------------------------------------------------------------------------- files of dstat and dool
-
-DSTAT = """"Dstat 0.7.{minor} CSV output"
-"Author:","A. Nobody",,,,"URL:","http://example.org/"
-"Host:","node0",,,,"User:","student"
-"Cmdline:","dstat -t --net -N eth1,total --output t.csv {delay}",,,,"Date:","31 Dec 2025 23:59:58 UTC"
-{blank}"system","net/eth1",,"net/total",
-"{clock}","recv","send","recv","send"
-"""
-
-
-def dstat_file(path: Path, rows: list[str], minor: int = 4, delay: str = "1", clock: str = "time") -> Path:
-    head = DSTAT.format(minor=minor, delay=delay, clock=clock, blank="\n" if minor < 3 else "")
-    path.write_text(head + "\n".join(rows) + "\n")
-    return path
-
-
-def moved(samples: list[Sample]) -> tuple[int, int, float]:
-    return samples[-1].received, samples[-1].sent, samples[-1].time - samples[0].time
-
-
-FIRST, SECOND = "31-12 23:59:58", "31-12 23:59:59"
-FILES = {  # the rows, of which the first is not of this run; what is unusual; the interface; received, sent, seconds
-    "rates are added up over their seconds": (
-        [f"{FIRST},99999,99999,1,1", f"{SECOND},100,10,101,11", "01-01 00:00:00,200.500,20,201,21"],
-        {}, "eth1", (300, 30, 2.0),
-    ),
-    "a delay of two seconds doubles each row": (
-        [f"{FIRST},0,0,0,0", "01-01 00:00:00,100,10,1,1", "01-01 00:00:02,100,10,1,1"],
-        {"delay": "2"}, "eth1", (400, 40, 4.0),
-    ),
-    "an old version with a blank line and a number of rows": (
-        [f"{FIRST},0,0,0,0", f"{SECOND},100,10,7,8"], {"minor": 2, "delay": "1 60"}, "total", (7, 8, 1.0),
-    ),
-    "a clock that skips a second and repeats the next": (
-        [f"17000000{second},100,10,1,1" for second in (50, 51, 53, 53)], {"clock": "epoch"}, "eth1", (300, 30, 3.0),
-    ),
-    "rows that are missing are seen by the clock": (
-        ["1700000050,0,0,0,0", "1700000055,100,10,1,1"], {"clock": "epoch"}, "eth1", (500, 50, 5.0),
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_a_file_of_dstat_is_read_as_bytes_and_seconds(tmp_path, name):
-    rows, options, interface, expected = FILES[name]
-
-    (run_,) = read_dstat(dstat_file(tmp_path / "t.csv", rows, **options), interface)
-
-    assert moved(run_) == expected
-
-
-def test_appended_runs_are_kept_apart_and_a_row_cut_off_is_left_out(tmp_path):
-    first = dstat_file(tmp_path / "a", ["31-12 23:59:58,0,0,0,0", "31-12 23:59:59,100,10,1,1"]).read_text()
-    second = dstat_file(tmp_path / "b", ["31-12 23:59:58,0,0,0,0", "31-12 23:59:59,5,6,1,1", "01-01 00:0"]).read_text()
-    (tmp_path / "t.csv").write_text(first + second)
-
-    runs = read_dstat(tmp_path / "t.csv", "eth1")
-
-    assert [moved(run_)[:2] for run_ in runs] == [(100, 10), (5, 6)]
-
-
-DOOL = """"dool 1.3.1 CSV output"
-"Host:","node0",,,,"User:","student"
-"Cmdline:","dool --net -N eth1 {flags}--output t.csv 1",,,,"Date:","31 Dec 2025 23:59:58 UTC"
-"net/eth1",
-"net/eth1:recv","net/eth1:send"
-0,0
-800,80
-800,80
-"""
-
-
-@pytest.mark.parametrize(("flags", "received"), [("", 200), ("--bytes ", 1600)])
-def test_dool_writes_bits_unless_told_otherwise_and_needs_no_time_column(tmp_path, flags, received):
-    (tmp_path / "t.csv").write_text(DOOL.format(flags=flags))
-
-    (run_,) = read_dstat(tmp_path / "t.csv", "eth1")
-
-    assert moved(run_) == (received, received // 10, 2.0)
-    shown = datetime.fromtimestamp(run_[0].time)
-    assert (shown.year, shown.month, shown.second) == (2025, 12, 58)
-
-
-def test_an_interface_without_a_column_and_a_file_of_something_else_are_said(tmp_path):
-    (tmp_path / "t.csv").write_text(DOOL.format(flags=""))
-    (tmp_path / "x.csv").write_text("a,b\n1,2\n")
-
-    with pytest.raises(InputError, match="expected the interface 'lo' in it, got eth1"):
-        read_dstat(tmp_path / "t.csv", "lo")
-    with pytest.raises(InputError, match=r"expected rows of dstat --output or dool --output, got none"):
-        read_dstat(tmp_path / "x.csv")
-
-
-def test_real_files_are_read_whole():
-    files = sorted(Path(os.environ.get("COS598D_DATA", "/nowhere"), "dstat").glob("*.csv"))
-    if not files:
-        pytest.skip("COS598D_DATA names no folder with real files of dstat and dool")
-
-    for file in files:
-        (only,) = split_runs(file.read_text())
-        (run_,) = read_dstat(file, "total")
-        assert len(only.rows) == len(file.read_text().splitlines()) - 6
-        assert run_[-1].time - run_[0].time == pytest.approx(len(run_) - 1, abs=1.5)
-        assert run_[-1].sent > 0
 
 
 # ------------------------------------------------------------------------------------- record and comparison
@@ -347,30 +236,6 @@ def test_a_comparison_prints_a_row_for_the_run_and_writes_both_plots(folder, tmp
     assert row[:3] == ["16", "bf16", "41"]
     plots = (tmp_path / f"traffic_{name}.png" for name in ("over_time", "per_epoch"))
     assert all(plot.read_bytes().startswith(b"\x89PNG") for plot in plots)
-
-
-@pytest.mark.medium
-def test_dstat_is_compared_with_the_kernel_in_the_same_window(folder, tmp_path):
-    (window,) = json.loads((folder / "traffic_0.json").read_text())["windows"]
-    rows = [f"{window['begin'] - 1 + n:.3f},800,80" for n in range(int(window["end"] - window["begin"]) + 4)]
-    head = DOOL.format(flags="--epoch ").splitlines()[:3]
-    text = [*head, '"epoch","net/eth1",', '"epoch","net/eth1:recv","net/eth1:send"', *rows]
-    (tmp_path / "t.csv").write_text("\n".join(text) + "\n")
-
-    words = observed_by_dstat(tmp_path / "t.csv", "eth1", folder, 0)
-
-    seconds = window["end"] - window["begin"]
-    assert f"{10 * seconds:,.0f} bytes sent and {100 * seconds:,.0f} received" in words
-
-
-@pytest.mark.parametrize(("begin", "end"), [(-1, 1), (1, 3)])
-def test_a_training_that_began_before_dstat_or_ended_after_it_is_refused(tmp_path, begin, end):
-    file = dstat_file(tmp_path / "t.csv", [f"{second},0,0,800,80" for second in range(3)], clock="epoch")
-    window = {"begin": begin, "end": end, "sent": 80}
-    (tmp_path / "traffic_0.json").write_text(json.dumps({"windows": [window]}))
-
-    with pytest.raises(InputError, match="no run in this file covers the training"):
-        observed_by_dstat(file, "eth1", tmp_path, 0)
 
 
 @pytest.mark.medium

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.launch import free_port
+from common.workers.run_files import files_of_a_run
 from tests.own.warm import Script
 
 
@@ -33,9 +34,10 @@ def group(script: Path, world_size: int, folder: Path, *words: object) -> list[i
 
 
 def run(script: Path, world_size: int, folder: Path, *words: object) -> list[dict[str, Any]]:
-    """Run all workers to a good end; return the record of each rank."""
+    """Run all workers to a good end; return the record of each rank. The next run would remove all of its files."""
     codes = group(script, world_size, folder, *words)
     assert codes == [0] * world_size, "".join((folder / f"log{rank}.txt").read_text() for rank in range(world_size))
+    assert set(files_of_a_run(folder / "run")) == set((folder / "run").iterdir())
     return [json.loads((folder / "run" / f"rank{rank}.json").read_text()) for rank in range(world_size)]
 
 

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 import math
-import sys
 import threading
-import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace  # noqa: F401 (for what is sent beside this file)
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
-from transformers.models.gpt2.modeling_gpt2 import GPT2Block
 
 if TYPE_CHECKING:  # what it finds in a rank
-    from tests.pipeline.pipe_in_rank import CONTENT, Watch, is_plain
+    from tests.pipeline.pipe_in_rank import Watch
 
 RATE = 0.1  # of the SGD between two steps
 
@@ -65,99 +61,7 @@ def steps_of(model: Any, inputs: Any, begin: Callable[[int], None] = lambda step
     return steps
 
 
-def scaled_steps(arguments: dict[str, Any], inputs: Any) -> dict[str, Any]:
-    """Return the steps of a plain model whose partitions' results are multiplied by permits, and the right arrivals.
-
-    permits: (steps, micro-batches, partitions). `given` and `made`: the inputs and the results of partitions, each as
-    [step, micro-batch, partition, first numbers ...].
-    """
-    permits, arrivals = inputs["permits"], {"given": list[Any](), "made": list[Any]()}
-    model, steps = plain_gpt2(arguments, inputs["seed"]), Counter[int]()
-    micro_batch = torch.arange(inputs["tokens"].shape[1]) // arguments["split_sizes"][-1]
-
-    def scale(j: int) -> Callable[..., Any]:
-        """Return a hook for the first block of partition j: it notes arrivals, and multiplies by permits."""
-
-        def scaled(module: Any, given: tuple, output: Any) -> Any:
-            step, steps[j] = steps[j], steps[j] + 1
-            result = output[0] if isinstance(output, tuple) else output
-            for i in range(permits.shape[1]):
-                for key, tensor in (("given", given[0]), ("made", result)):
-                    begin = tensor.detach()[micro_batch == i].flatten()[:CONTENT]
-                    arrivals[key].append([step, i, j, *begin.tolist()])
-            result = result * permits[step, micro_batch, j][:, None, None]
-            return (result, *output[1:]) if isinstance(output, tuple) else result
-
-        return scaled
-
-    for j, number in enumerate(first_blocks(arguments)):
-        model.transformer.h[number].register_forward_hook(scale(j))
-    return {"steps": steps_of(model, inputs), **arrivals}
-
-
 # --- a student's model ---
-
-
-def watch_block_forward(blocks: list[Any], plain_block: nn.Module) -> Callable[[int], Any]:
-    """Record, for each thread, what GPT2Block.forward computes for `blocks` from now on.
-
-    Returns a function of a block's number. It returns the last input and output of this block in the calling thread,
-    once; None if there are none, or if a layer of the block differs from that in `plain_block`. A student's block may
-    do more than call GPT2Block.forward.
-    """
-
-    def layers_of(block: nn.Module) -> Iterator[tuple]:
-        """Yield each layer in a block, with all that decides what a call of it computes."""
-        for layer in block.modules():
-            if layer is not block:
-                hooks = [*layer._forward_hooks, *layer._forward_pre_hooks]
-                yield layer, type(layer).forward, frozenset(vars(layer)), hooks, vars(layer).get("_compiled_call_impl")
-
-    kinds = {type(layer) for layer in plain_block.modules()}
-    numbers = {id(block): number for number, block in enumerate(blocks)}
-    as_made = {number: list(layers_of(block)) for number, block in enumerate(blocks)}
-    for number, layers in list(as_made.items()):
-        if any(type(layer) not in kinds or "forward" in names for layer, _, names, *_ in layers):
-            del as_made[number]
-    kept: dict[tuple[int, int], Any] = {}
-    forward, ident, plain = GPT2Block.forward, threading.get_ident, is_plain
-
-    @functools.wraps(forward)
-    def keep(block: Any, hidden_states: Any, *arguments: Any, **keywords: Any) -> Any:
-        number = numbers.get(id(block), -1)
-        unchanged = plain(hidden_states) and as_made.get(number) == list(layers_of(block))
-        result = forward(block, hidden_states, *arguments, **keywords)
-        if unchanged:
-            kept[ident(), number] = hidden_states, result[0] if isinstance(result, tuple) else result
-        return result
-
-    setattr(GPT2Block, "forward", keep)  # noqa: B010 (mypy: a method is not assigned to)
-    return lambda number: kept.pop((ident(), number), None)
-
-
-def watch_pipe_class(event: Callable[..., None]) -> None:
-    """Report when a call of a Pipe begins and ends, and whether Pipe(...) has built it. Needs the loaded file."""
-    kind: Any = getattr(sys.modules.get("pipeline.pipe"), "Pipe", None)
-    if not isinstance(kind, type):
-        return
-    built = weakref.WeakSet[Any]()
-    build, call = getattr(kind, "__init__"), getattr(kind, "__call__")  # noqa: B004, B009 (mypy: unsound)
-
-    @functools.wraps(build)
-    def init(pipe: object, *arguments: object, **keywords: object) -> None:
-        build(pipe, *arguments, **keywords)
-        built.add(pipe)
-
-    @functools.wraps(call)
-    def called(pipe: object, *arguments: object, **keywords: object) -> Any:
-        event("pipe", begins=True, built=pipe in built)
-        try:
-            return call(pipe, *arguments, **keywords)
-        finally:
-            event("pipe", begins=False, built=pipe in built)
-
-    setattr(kind, "__init__", init)  # noqa: B010
-    setattr(kind, "__call__", called)  # noqa: B010
 
 
 def watch_blocks(event: Callable[..., None], blocks: list[Any]) -> None:
@@ -175,20 +79,14 @@ def watch_blocks(event: Callable[..., None], blocks: list[Any]) -> None:
         block.register_forward_pre_hook(watched(number), with_kwargs=True)
 
 
-def let_meet(watch: Watch, blocks: list[Any], computed: Callable[[int], Any], arguments: Any) -> Callable[[int], None]:
-    """Let the first block of every partition wait for its group, and multiply its result by its permit.
-
-    computed: see watch_block_forward; where it returns None there is no permit. Returns begin(step), to be called
-    before each step.
-    """
-    calls, cat, permits = Counter[int](), torch.cat, watch.permits
+def let_meet(watch: Watch, blocks: list[Any], arguments: Any) -> Callable[[int], None]:
+    """Let the first block of every partition wait for its group. Returns begin(step), to be called before each step."""
+    calls = Counter[int]()
 
     def begin(step: int) -> None:
         watch.present.clear()
         watch.met.clear()
         calls.clear()
-        if permits:
-            permits.call = step
 
     def enter_of(j: int) -> Callable[..., None]:
         def enter(module: object, arguments: tuple) -> None:
@@ -197,19 +95,12 @@ def let_meet(watch: Watch, blocks: list[Any], computed: Callable[[int], Any], ar
 
         return enter
 
-    def leave_of(j: int, number: int) -> Callable[..., torch.Tensor]:
-        def leave(module: object, arguments: tuple, output: torch.Tensor) -> torch.Tensor:
-            place, of_block = (calls[j] - 1, j), computed(number)
-            permit = permits.ask(place, *of_block) if permits and of_block and place in watch.met else 1.0
-            watch.leave(place)
-            width = of_block[1].shape[-1] if of_block else output.shape[-1]
-            return cat([output[..., :width] * permit, output[..., width:]], dim=-1)  # columns of a mask stay
-
-        return leave
+    def leave_of(j: int) -> Callable[..., None]:
+        return lambda module, arguments, output: watch.leave((calls[j] - 1, j))
 
     for j, number in enumerate(first_blocks(arguments) if blocks else ()):
         blocks[number].register_forward_pre_hook(enter_of(j))
-        blocks[number].register_forward_hook(leave_of(j, number))
+        blocks[number].register_forward_hook(leave_of(j))
     return begin
 
 

@@ -9,53 +9,21 @@ return. So a slow machine and a fast one give the same verdict.
 
 from __future__ import annotations
 
-import hashlib
 import queue
 import threading
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 Place = tuple[int, int]  # (micro-batch, partition)
-ROUNDS = 75_000  # of PBKDF2, what a turn costs; the same number is in grader/ranks/thread_times.py
-CONTENT = 12  # first numbers of a partition's input, and of its result, that the referee gets; also in pipe_shared.py
 REFUSALS = 25  # how often a caller that does not wait is refused the result of a slow partition
 POLLS, ENDLESS = 50, 1000  # failed looks for a result after which the caller counts as waiting, and as endless
-MODES = (torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack)  # count the modes of this thread
 
 
 class NeverArrives(BaseException):
     """The caller waits for a result that no task can produce. A BaseException, so that compute() does not handle it."""
-
-
-class Permits:
-    """Asks the referee for permits, in all threads. `call` counts the calls of the pipe."""
-
-    def __init__(self, ask: Callable[..., Any]) -> None:
-        self.call, self._ask = 0, ask
-
-    def begin(self, place: Place) -> str:
-        """Wait for the place's turn, if the run has turns, and return its token."""
-        return str(self._ask("begin", place=[self.call, *place]))
-
-    def ask(self, place: Place, x: Tensor, made: Tensor, token: str = "") -> float:
-        """Return the permit for a place that computed `made` from x, once all places of its group have asked."""
-        content, result = (tensor.detach().double().flatten()[:CONTENT] for tensor in (x, made))
-        digest = pay(token, content.numpy().tobytes()) if token else ""
-        return float(self._ask("permit", place=[self.call, *place], content=content, made=result, digest=digest))
-
-
-def pay(token: str, content: bytes) -> str:
-    """Do some milliseconds of work that cannot be shortened; it lets other threads run."""
-    return hashlib.pbkdf2_hmac("sha256", token.encode() + content, b"", ROUNDS).hex()
-
-
-def is_plain(x: object) -> bool:
-    """Return whether torch alone computes with x in this thread: no class and no mode answers instead."""
-    return type(x) in (Tensor, nn.Parameter) and not any(count() for count in MODES)
 
 
 class Progress:
@@ -97,9 +65,8 @@ class Watch:
     groups: places that must be computed at the same time; slow: the first looks for a result find none.
     """
 
-    def __init__(self, context: Any, groups: Any = (), slow: bool = False, asks: bool = False) -> None:
+    def __init__(self, context: Any, groups: Any = (), slow: bool = False) -> None:
         self.tell, self.patience, self.slow = context.event, context.arguments["patience"], slow
-        self.permits = Permits(context.ask) if asks else None
         self.groups = [{(int(i), int(j)) for i, j in group} for group in groups]
         self.changed = threading.Condition()
         self.progress = Progress()
@@ -186,19 +153,19 @@ class Watch:
             if self.progress.polls > ENDLESS and self.progress.hopeless(j):
                 raise NeverArrives
             self.changed.notify_all()
-            self.changed.wait(0.01 if self.permits else 0.002)  # longer where CPU time is counted
+            self.changed.wait(0.002)
             return False
 
 
 class WatchedStage(nn.Module):
     """A partition's only layer. It reports every call. Column 0 of x has the examples' numbers.
 
-    `layer` has the parameters, if there are any; `work` computes, see `work_of`.
+    compute: what it does with x; its parameters, if it has some, are those of this layer.
     """
 
-    def __init__(self, watch: Watch, partition: int, work: Callable[..., Tensor], layer: Any = None) -> None:
+    def __init__(self, watch: Watch, partition: int, compute: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
-        self.watch, self.partition, self.work, self.layer = watch, partition, work, layer
+        self.watch, self.partition, self.compute = watch, partition, compute
         self.error: BaseException | None = None  # what is raised instead of computing
         self.calls = 0
 
@@ -213,23 +180,9 @@ class WatchedStage(nn.Module):
         try:
             if self.error is not None:
                 raise self.error
-            return self.work(place, x)
+            return self.compute(x)
         finally:
             self.watch.leave(place)
-
-
-def work_of(watch: Watch, compute: Callable[..., Tensor], scaled: Callable[..., Tensor] = torch.mul) -> Any:
-    """Return what a stage does: compute(x), scaled by its permit if the run has a referee."""
-    permits, plain = watch.permits, is_plain
-
-    def work(place: Place, x: Tensor) -> Tensor:
-        if not permits or place not in watch.met or not plain(x):
-            return compute(x)  # no permit: its group has not met, or more than torch computes with x
-        token = permits.begin(place)
-        result = compute(x)
-        return scaled(result, permits.ask(place, x, result, token))
-
-    return work
 
 
 class WatchedTask:

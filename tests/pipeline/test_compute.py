@@ -16,15 +16,14 @@ from grader.grading import Grade
 from grader.in_rank import in_rank
 from grader.ranks.outcome import Result
 from grader.ranks.phrases import short
-from grader.ranks.thread_times import ThreadTimes, kernel_counts
 from tests.pipeline import pipe_shared as shared
-from tests.pipeline.pipe_shared import IN_RANK, PermitReferee, Watched
+from tests.pipeline.pipe_shared import IN_RANK, Watched
 
 if TYPE_CHECKING:  # what a function finds in a rank
     import threading
 
     from grader.inside.tools import Context, copy_of, nn, torch
-    from tests.pipeline.pipe_in_rank import NeverArrives, Watch, WatchedStage, watch_queues, work_of
+    from tests.pipeline.pipe_in_rank import NeverArrives, Watch, WatchedStage, watch_queues
 
 graded = pytest.mark.graded
 CRASHES = shared.CRASHES
@@ -48,16 +47,16 @@ def watched_pipe(context: Any, lesson: Any) -> tuple[Any, list[Any]]:
     """
     arguments = context.arguments
     meet, slow, reshape = (arguments.get(name, False) for name in ("meet", "slow", "reshape"))
-    watch = Watch(context, arguments["cycles"] if meet else (), slow, asks=meet)
+    watch = Watch(context, arguments["cycles"] if meet else (), slow)
 
-    def work(j: int) -> Any:
+    def computation(j: int) -> Any:
         def compute(x: Any) -> Any:
             return torch.stack([x * (j + 2), x * 3 * (j + 2)], dim=-1) if reshape else x * (j + 2)
 
-        return work_of(watch, compute)
+        return compute
 
     devices = [torch.device(name) for name in arguments["devices"]]
-    stages: list[Any] = [WatchedStage(watch, j, work(j)) for j in range(len(devices))]
+    stages: list[Any] = [WatchedStage(watch, j, computation(j)) for j in range(len(devices))]
     lesson._split_module = lambda modules: ([nn.Sequential(stage) for stage in stages], devices)
     pipe = lesson.Pipe(nn.Sequential(*stages), 1)
     watch_queues(pipe, watch)
@@ -206,23 +205,13 @@ def expected_batch(i: int, batches: np.ndarray, cycles: list[Cycle], reshape: bo
 
 
 def check_same_time(grade: Grade) -> None:
-    """Check that all partitions of a cycle work at the same time: each waits until all others are at work, too.
-
-    There are two cycles, with different micro-batches: a compute that starts threads of its own for a cycle uses other
-    threads in the next one. If CPU times look wrong, a second run decides.
-    """
-    if not kernel_counts():
-        grade.not_checked("threads (this kernel does not count the CPU time of each)")
+    """Check that all partitions of a cycle work at the same time: each waits until all others are at work, too."""
     draw = np.random.default_rng([grade.seed, WORKERS])
     cycles = [[[first + i, j] for i, j in shuffled_cycle(draw)] for first in (0, WORKERS)]
     pairs = [(i, j) for cycle in cycles for i, j in cycle]
-    batches, permits = drawn_batches(draw, 2 * WORKERS), shared.draw_permits(draw, (1, 2 * WORKERS, WORKERS))
-    for attempt in range(2):
-        referee = PermitReferee(permits, cycles, ThreadTimes())
-        arguments: dict[str, Any] = {"cycles": cycles, "devices": CPUS[WORKERS], "meet": True, "attempt": attempt}
-        result = shared.run_pipe(grade, compute, [[*batches]], referee=referee, **arguments)
-        if not result.referee.threads.problem:
-            break
+    batches = drawn_batches(draw, 2 * WORKERS)
+    arguments: dict[str, Any] = {"cycles": cycles, "devices": CPUS[WORKERS], "meet": True}
+    result = shared.run_pipe(grade, compute, [[*batches]], **arguments)
 
     def why_alone(watched: Watched, micro_batch: int) -> str:
         """Say why the other partitions did not run while this one waited for them."""
@@ -245,9 +234,8 @@ def check_same_time(grade: Grade) -> None:
     if idle := sorted({j for _, j in pairs} - {j for _, j in watched.places}):
         advice = "put the task into its in-queue"
         grade.fail(f"partition {idle[0]} has a task in the cycle {cycles[0]} but never ran: {advice}")
-    shared.must_have_permits(grade, result, {(0, i, j): (batches[i], (j + 2) * batches[i]) for i, j in pairs})
     message = "get each result from its own queue and store it where its micro-batch was"
-    expected = {i: Expected((j + 2) * permits[0, i, j] * batches[i], message, f"batches[{i}]") for i, j in pairs}
+    expected = {i: Expected((j + 2) * batches[i], message, f"batches[{i}]") for i, j in pairs}
     got = dict(enumerate(result.values[0]["batches"]))
     check(grade, "all partitions of a cycle ran, but it does not hold what its partition made: ", got, expected)
 

@@ -1,18 +1,12 @@
-"""Pipe.forward, p.3: called alone, with a schedule and a compute() of this file.
+"""Pipe.forward, p.3: called alone, with a schedule and a compute() of this file, which note their arguments.
 
-    rank, stand-in for _clock_cycles    ── micro-batches, partitions ──────>    Partitions: notes them
-    rank, stand-in for compute          ── pairs, micro-batches ───────────>    Partitions: notes them
-                                        <── the results of the partitions ──
-
-Only the grader's process knows what partitions make of their inputs. So the output's values show with which arguments
-compute was called.
+What partitions make of their inputs is drawn. So the output's values show with which arguments compute was called.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -22,18 +16,16 @@ from grader.arithmetic import Tolerance
 from grader.compare import Expected, check
 from grader.grading import Grade
 from grader.in_rank import in_rank
-from grader.ranks.referee import Replies
 from grader.wire.values import Fields
 from tests.pipeline import pipe_shared
 from tests.pipeline import test_schedule as schedule
 from tests.pipeline.pipe_shared import IN_RANK, run_pipe, split_sizes
 
 if TYPE_CHECKING:  # what a function finds in a rank
-    from grader.inside.tools import Context, copy_of, nn, torch
+    from grader.inside.tools import Context, nn, torch
 
 graded = pytest.mark.graded
 CRASHES = pipe_shared.CRASHES
-MAX_CALLS = 200  # calls of compute, and of _clock_cycles, that are kept
 
 
 class Setting(NamedTuple):
@@ -49,8 +41,8 @@ class Setting(NamedTuple):
 
 # Split sizes that divide evenly and that do not, larger than the batch, a small batch before a large one, one
 # partition, one micro-batch.
+SIMPLE = (Setting(2, 2, (8,)),)
 SETTINGS = (
-    Setting(2, 2, (8,)),
     Setting(3, 3, (7, 6)),
     Setting(8, 2, (5,)),
     Setting(4, 2, (3, 9)),
@@ -70,100 +62,79 @@ SHAPES = (
 
 
 class StandIns:
-    """Replace _clock_cycles and Pipe.compute. The referee notes their arguments and computes the results."""
+    """Replace _clock_cycles and Pipe.compute, and note their arguments in `report`.
 
-    def __init__(self, ask: Any, last: str) -> None:
-        self._ask, self.last = ask, last
+    Partition j makes factors[i, j] x + shifts[i, j] of micro-batch i; the last one may change the shape, see Setting.
+    """
+
+    def __init__(self, numbers: Any, shape: str, last: str) -> None:
+        self.factors, self.shifts, self.shape, self.last = numbers["factors"], numbers["shifts"], shape, last
+        self.report: dict[str, Any] = {"asked": [], "pairs": [], "nested": False, "given": []}
 
     def clock_cycles(self, num_batches: int, num_partitions: int) -> Iterator[list[tuple[int, int]]]:
-        self._ask("schedule", sizes=[int(num_batches), int(num_partitions)])
+        self.report["asked"].append([int(num_batches), int(num_partitions)])
         for partition in range(num_partitions):  # a legal order, which no pipeline uses
             yield [(micro_batch, partition) for micro_batch in range(num_batches)]
 
     def compute(self, batches: list[torch.Tensor], schedule: list[tuple[int, int]]) -> None:
-        """Ask the referee for the results of these pairs, and store them in `batches`."""
+        """Store the results of these pairs in `batches`."""
         items = [list(item) for item in schedule]
         nested = any(not item or isinstance(item[0], tuple | list) for item in items)
         flat: list[Any] = [pair for cycle in items for pair in cycle] if nested else items
         pairs = [[int(i), int(j)] for i, j in flat[:100]]
-        given = [self.content(batch) for batch in batches[:100]]
-        inputs = [given[i] if 0 <= i < len(given) else None for i, _ in pairs]
-        results = self._ask("compute", pairs=pairs, nested=nested, given=given, inputs=inputs)
-        for (i, _), result in zip(pairs, results, strict=True):
-            if result is not None:
-                batches[i] = result.clone().to(self.last)
-
-    def content(self, batch: Any) -> Any:
-        """Return a micro-batch as it is sent; zeros for one on the device "meta", which has no content."""
-        if not torch.is_tensor(batch):
-            return None
-        return torch.zeros(batch.shape, dtype=batch.dtype) if batch.is_meta else batch.detach()
-
-
-@in_rank(uses=[IN_RANK, StandIns], preload=["steps"], join=False)
-def forward(context: Context, lesson: Any, inputs: Any) -> Any:
-    """Yield the output of each call of forward, whether it left the device `last`, and whether the input changed."""
-    count, last = context.arguments["partitions"], context.arguments["last"]
-    devices = [torch.device(name) for name in [*(f"cpu:{j}" for j in range(count - 1)), last]]
-    lesson._split_module = lambda modules: ([nn.Sequential(nn.Identity()) for _ in devices], devices)
-    pipe = lesson.Pipe(nn.Sequential(*(nn.Identity() for _ in devices)), context.arguments["split_size"])
-    for x in inputs:
-        context.ask("begin")
-        stand_ins, own = StandIns(context.ask, last), x.clone()
-        lesson._clock_cycles, pipe.compute = stand_ins.clock_cycles, stand_ins.compute
-        try:
-            output = pipe.forward(own)
-        except NotImplementedError as error:
-            if "meta" not in str(error):
-                raise
-            yield {"output": None, "moved": True, "changed": False}  # what is on "meta" cannot be copied away from it
-            continue
-        on_meta = isinstance(output, torch.Tensor) and output.is_meta
-        values = torch.zeros(output.shape) if on_meta else copy_of(output)
-        yield {"output": values, "moved": False, "changed": not torch.equal(own, x)}
-
-
-# --- what partitions make of their inputs ---
-
-
-@dataclass
-class Partitions:
-    """The referee: partition j makes factors[i, j] x + shifts[i, j] of micro-batch i."""
-
-    factors: np.ndarray  # (micro-batches, partitions)
-    shifts: np.ndarray
-    shape: str  # of what the last partition returns
-    calls: list[Fields] = field(default_factory=list)  # for each call of forward, the arguments of the stand-ins
-
-    def started(self, pids: Sequence[int]) -> None:
-        """Ignore the ranks' process ids."""
-
-    def ask(self, message: dict) -> Replies:
-        """Note the arguments of a stand-in, and reply with the results that compute() must store."""
-        reply = None
-        if message["what"] == "begin":
-            self.calls.append({"asked": [], "pairs": [], "nested": False, "given": []})
-        elif message["what"] == "schedule":
-            self.calls[-1]["asked"] = [*self.calls[-1]["asked"], [int(n) for n in message["sizes"]]][:MAX_CALLS]
-        else:
-            call = self.calls[-1]
-            call["nested"] |= bool(message["nested"])
-            call["given"] = call["given"] or message["given"]
-            call["pairs"] = [*call["pairs"], message["pairs"]][:MAX_CALLS]
-            reply = [self.result(i, j, x) for (i, j), x in zip(message["pairs"], message["inputs"], strict=True)]
-        return [(int(message["id"]), reply)]
-
-    def result(self, i: int, j: int, x: np.ndarray | None) -> np.ndarray | None:
-        """Return what partition j makes of micro-batch i; None if there is no such micro-batch or partition."""
+        self.report["nested"] |= nested
+        self.report["pairs"] = [*self.report["pairs"], pairs][:200]
+        self.report["given"] = self.report["given"] or [content(batch) for batch in batches[:100]]
+        before = list(batches)
         m, n = self.factors.shape
-        exists = 0 <= i < m and 0 <= j < n
-        if x is None or not exists:
-            return None
-        made = self.factors[i, j] * np.asarray(x) + self.shifts[i, j]
-        if j < n - 1 or self.shape == "same":
+        for i, j in pairs:
+            if 0 <= i < min(m, len(before)) and 0 <= j < n and torch.is_tensor(before[i]):
+                batches[i] = self.result(i, j, before[i])
+
+    def result(self, i: int, j: int, x: torch.Tensor) -> torch.Tensor:
+        made = self.factors[i, j] * x + self.shifts[i, j]
+        if j < self.factors.shape[1] - 1:
             return made
-        made = made.astype(np.float64)
-        return made.reshape(len(made), -1).sum(axis=1) / 2 if self.shape == "flat" else np.stack([made, -made], axis=-1)
+        made = made.to(self.last)
+        if self.shape == "same":
+            return made
+        made = made.double()
+        return made.flatten(1).sum(dim=1) / 2 if self.shape == "flat" else torch.stack([made, -made], dim=-1)
+
+
+def content(batch: Any) -> Any:
+    """Return a micro-batch as it is sent; zeros for one on the device "meta", which has no content."""
+    if not torch.is_tensor(batch):
+        return None
+    return torch.zeros(batch.shape, dtype=batch.dtype) if batch.is_meta else batch.detach()
+
+
+@in_rank(uses=[IN_RANK, content, StandIns], preload=["steps"], join=False)
+def forward(context: Context, lesson: Any, inputs: Any) -> Any:
+    """Yield what each call of forward did, for all batches of all `settings`: its output, the arguments of the
+    stand-ins, whether the output left the device `last`, and whether the input changed."""
+    last = context.arguments["last"]
+    for setting, numbers in zip(context.arguments["settings"], inputs, strict=True):
+        partitions, split_size = setting["partitions"], setting["split_size"]
+        devices = [torch.device(name) for name in [*(f"cpu:{j}" for j in range(partitions - 1)), last]]
+        lesson._split_module = lambda modules, devices=devices: (
+            [nn.Sequential(nn.Identity()) for _ in devices],
+            devices,
+        )
+        pipe = lesson.Pipe(nn.Sequential(*(nn.Identity() for _ in devices)), split_size)
+        for x in numbers["batches"]:
+            context.during = f"calling forward with a batch of shape {tuple(x.shape)}, split_size={split_size}"
+            stand_ins, own = StandIns(numbers, setting["shape"], last), x.clone()
+            lesson._clock_cycles, pipe.compute = stand_ins.clock_cycles, stand_ins.compute
+            try:
+                output = pipe.forward(own)
+            except NotImplementedError as error:
+                if "meta" not in str(error):
+                    raise
+                yield {"output": None, "moved": True, "changed": False}  # what is on "meta" cannot be copied from it
+                continue
+            changed = not torch.equal(own, x)
+            yield stand_ins.report | {"output": content(output), "moved": False, "changed": changed}
 
 
 # --- what is judged ---
@@ -183,30 +154,47 @@ class Call(NamedTuple):
         return f"a batch of shape {self.batch.shape} with split_size={self.setting.split_size}: "
 
 
-def calls_of(grade: Grade, settings: Sequence[Setting] = SETTINGS, last: str = "cpu") -> Iterator[Call]:
-    """Yield every call of every setting."""
-    draw = np.random.default_rng(grade.seed)
+def calls(grade: Grade, *groups: Sequence[Setting]) -> Iterator[Call]:
+    """Yield every call of every setting. A group of settings is one run, which leaves nothing to judge if one crashes:
+    so the simple setting comes first, alone."""
+    for settings in (SIMPLE, *groups):
+        yield from calls_of(grade, settings)
+
+
+def calls_of(grade: Grade, settings: Sequence[Setting], last: str = "cpu") -> Iterator[Call]:
+    draw, inputs = np.random.default_rng([grade.seed, len(settings)]), list[dict[str, Any]]()
     for setting in settings:
         batches = [draw.normal(size=(size, *setting.features)) for size in setting.sizes]
         for number, batch in enumerate(batches):
             batch.reshape(len(batch), -1)[:, 0] = np.arange(len(batch))  # each example begins with its number
             batches[number] = np.round(10 * batch).astype(np.int64) if setting.dtype == "int64" else batch
-        shape, n = (max(setting.sizes), setting.partitions), setting.partitions
-        referee = Partitions(draw.integers(2, 6, size=shape), draw.integers(-9, 10, size=shape), setting.shape)
-        arguments = {"partitions": n, "split_size": setting.split_size, "last": last, "shape": setting.shape}
-        result = run_pipe(grade, forward, [batches], referee=referee, **arguments)
-        grade.must_return(result)
-        for batch, value, call in zip(batches, result.values[0], result.referee.calls, strict=True):
+        shape = (max(setting.sizes), setting.partitions)
+        factors, shifts = draw.integers(2, 6, size=shape), draw.integers(-9, 10, size=shape)
+        inputs.append({"batches": batches, "factors": factors, "shifts": shifts})
+    in_rank_settings = [setting._asdict() for setting in settings]
+    result = run_pipe(grade, forward, [inputs], settings=in_rank_settings, last=last)
+    grade.must_return(result)
+    all_got = iter(result.values[0])
+    for setting, numbers in zip(settings, inputs, strict=True):
+        for batch in numbers["batches"]:
             parts = np.split(batch, np.cumsum(split_sizes(len(batch), setting.split_size))[:-1])
             outputs: list[Any] = parts
-            for j in range(n):
-                outputs = [referee.result(i, j, x) for i, x in enumerate(outputs)]
-            yield Call(setting, batch, parts, outputs, value | call)
+            for j in range(setting.partitions):
+                outputs = [numbers["factors"][i, j] * x + numbers["shifts"][i, j] for i, x in enumerate(outputs)]
+            yield Call(setting, batch, parts, [reshaped(x, setting.shape) for x in outputs], next(all_got))
+
+
+def reshaped(made: np.ndarray, shape: str) -> np.ndarray:
+    """Return a result of the last partition in its shape, see Setting."""
+    if shape == "same":
+        return made
+    made = made.astype(np.float64)
+    return made.reshape(len(made), -1).sum(axis=1) / 2 if shape == "flat" else np.stack([made, -made], axis=-1)
 
 
 def check_sizes(grade: Grade) -> None:
     """Check that a micro-batch has split_size examples, the last one may have fewer, and no example is lost."""
-    for call in calls_of(grade):
+    for call in calls(grade, SETTINGS):
         size, split_size, given = len(call.batch), call.setting.split_size, call.got["given"]
         got: dict[str, Any] = {"called": bool(call.got["pairs"]), "sizes": [0 if x is None else len(x) for x in given]}
         got |= {f"micro-batch {i}": x for i, x in enumerate(given)}
@@ -232,7 +220,7 @@ def check_sizes(grade: Grade) -> None:
 def check_cycles(grade: Grade) -> None:
     """Check that compute is called once for each clock cycle, with its pairs, in the order of the schedule."""
     whole = "compute got a list of clock cycles, expected the pairs of one: call it once for each clock cycle, not once"
-    for call in calls_of(grade):
+    for call in calls(grade, SETTINGS):
         m, n, called, asked = len(call.parts), call.setting.partitions, call.got["pairs"], call.got["asked"]
         where = f"{m} micro-batches on {n} partitions: "
         check(grade, where, call.got, {"nested": Expected(False, f"{whole} with the whole schedule")})
@@ -266,7 +254,7 @@ def check_cycles(grade: Grade) -> None:
 def check_output(grade: Grade) -> None:
     """Check that the output has the micro-batches in order, on the last device, and that the input is unchanged."""
     whole = "concatenate the output micro-batches along dimension 0, whatever their shape"
-    for call in calls_of(grade, SETTINGS + SHAPES):
+    for call in calls(grade, SETTINGS, SHAPES):
         value, right, x = call.got["output"], np.concatenate(call.outputs), call.batch
         mistakes = {
             "this is the input; return what compute has put into the list": x,
@@ -281,7 +269,7 @@ def check_output(grade: Grade) -> None:
             "changed": Expected(False, "the caller's batch was changed: results replace micro-batches in the list"),
         }
         check(grade, call.where, call.got | {"tensor": value is not None, "shape": list(np.shape(value))}, expected)
-    if any(call.got["moved"] for call in calls_of(grade, SETTINGS + SHAPES, last="meta")):
+    if any(call.got["moved"] for call in calls_of(grade, SIMPLE + SETTINGS + SHAPES, last="meta")):
         grade.fail("forward moves the output away from the last device: the result stays where it was computed")
     check_cycles(grade)  # without a schedule, the output would be the same
 

@@ -1,7 +1,6 @@
 """GPT-2 in a pipeline, p.5: plain, model parallel and piped agree, and the blocks really run in the Pipe.
 
-In the pipe, a referee gives a permit for each partition's result, a factor (pipe_shared.py). So a piped model has other
-values than one whose blocks run one after another. Every other test needs this one to pass.
+Every other test needs the one of the Pipe to pass: blocks that run one after another have the right values, too.
 """
 
 from __future__ import annotations
@@ -19,13 +18,12 @@ from grader.ranks.outcome import Result
 from grader.ranks.phrases import short
 from grader.wire.values import Fields
 from tests.pipeline import pipe_shared as shared
-from tests.pipeline.pipe_shared import PermitReferee, split_sizes
+from tests.pipeline.pipe_shared import split_sizes
 
 if TYPE_CHECKING:  # what a function finds in a rank
     from grader.inside.tools import Context, torch
     from tests.pipeline.gpt2_in_rank import (  # isort: skip
-        SimpleNamespace, config_of, described, let_meet, names_of, plain_gpt2, scaled_steps, steps_of,
-        watch_block_forward, watch_blocks, watch_pipe_class,
+        SimpleNamespace, config_of, described, let_meet, names_of, plain_gpt2, steps_of, watch_blocks,
     )  # fmt: skip
     from tests.pipeline.pipe_in_rank import NeverArrives, Watch, watch_queues
 
@@ -50,12 +48,10 @@ def spread(context: Context, lesson: Any, inputs: Any) -> Any:
     """
     arguments = context.arguments
     before = plain_gpt2(arguments, inputs["seed"])
-    watch_pipe_class(context.event)
     model = lesson.GPT2LMHeadModelParallel(config_of(arguments)).double()
     model.load_state_dict(before.state_dict())
     model.parallelize([f"cpu:{j}" for j in range(arguments["devices"])])
     blocks, names = list(model.transformer.h), names_of(model)
-    computed = watch_block_forward(blocks, before.transformer.h[0])
     for split_size in arguments["split_sizes"]:
         context.during = "_prepare_pipeline_parallel"
         model._prepare_pipeline_parallel(split_size)
@@ -68,8 +64,8 @@ def spread(context: Context, lesson: Any, inputs: Any) -> Any:
     if not arguments["train"]:
         return report
     piped = bool(arguments["split_sizes"])
-    watch = Watch(context, arguments["groups"] if piped else (), asks=piped)
-    begin = let_meet(watch, blocks if piped else [], computed, arguments)
+    watch = Watch(context, arguments["groups"] if piped else ())
+    begin = let_meet(watch, blocks if piped else [], arguments)
     if hasattr(pipe, "in_queues"):
         watch_queues(pipe, watch)
     try:
@@ -80,9 +76,8 @@ def spread(context: Context, lesson: Any, inputs: Any) -> Any:
 
 @in_rank(uses=IN_RANK, preload=MODELS, join=False)
 def plain(context: Context, lesson: Any, inputs: Any) -> Any:
-    """Return the steps of transformers' own model, without and with permits."""
-    steps = steps_of(plain_gpt2(context.arguments, inputs["seed"]), inputs)
-    return {"plain": steps, "scaled": scaled_steps(context.arguments, inputs)}
+    """Return the steps of transformers' own model."""
+    return steps_of(plain_gpt2(context.arguments, inputs["seed"]), inputs)
 
 
 @in_rank(uses=IN_RANK, preload=MODELS, join=False)
@@ -103,8 +98,8 @@ def chunks(context: Context, lesson: Any, inputs: Any) -> Any:
 # --- runs ---
 
 
-def drawn_inputs(grade: Grade, masked: bool, devices: int) -> Fields:
-    """Draw tokens, labels of which each example has another number, and permits; with `masked`, also padding.
+def drawn_inputs(grade: Grade, masked: bool) -> Fields:
+    """Draw tokens, and labels of which each example has another number; with `masked`, also padding.
 
     The first example of each micro-batch begins with a token: values at padding depend on the attention kernel.
     """
@@ -123,27 +118,22 @@ def drawn_inputs(grade: Grade, masked: bool, devices: int) -> Fields:
     if masked:  # no loss from padding, nor from what the model predicts at padding
         labels[:, mask == 0] = -100
         labels[:, :, 1:][:, mask[:, :-1] == 0] = -100
-    permits = shared.draw_permits(draw, (STEPS, MICRO_BATCHES, devices))
     seed = int(draw.integers(2**30))
-    return {"tokens": tokens, "labels": labels, "mask": mask if masked else None, "seed": seed, "permits": permits}
+    return {"tokens": tokens, "labels": labels, "mask": mask if masked else None, "seed": seed}
 
 
 def run_spread(grade: Grade, sizes: list[int], masked: bool = False, train: bool = True, devices: int = 2) -> Result:
-    """Run the student's model, with a referee if it is piped and trained. `sizes`: the `split_sizes` of spread."""
-    inputs = drawn_inputs(grade, masked, devices)
-    permits = inputs.pop("permits")
+    """Run the student's model. `sizes`: the `split_sizes` of spread."""
     groups = [[[i, 0], [i - 1, 1]] for i in range(1, MICRO_BATCHES)]
-    referee = {"referee": PermitReferee(permits, groups)} if train and sizes else {}
     arguments = {**SIZES, "split_sizes": sizes, "devices": devices, "train": train, "groups": groups}
-    result = shared.run_pipe(grade, spread, [inputs], **referee, **arguments)
+    result = shared.run_pipe(grade, spread, [drawn_inputs(grade, masked)], **arguments)
     shared.must_end(grade, result, [])
     return result
 
 
-def right_steps(grade: Grade, masked: bool) -> Fields:
-    """Return the steps of a plain model, without and with permits, from a rank without a student's code."""
-    arguments = {**SIZES, "split_sizes": [SPLIT_SIZE], "devices": 2}
-    return run_alone(grade, plain, [drawn_inputs(grade, masked, 2)], **arguments)[0]
+def right_steps(grade: Grade, masked: bool) -> list[Fields]:
+    """Return the steps of a plain model, from a rank without a student's code."""
+    return run_alone(grade, plain, [drawn_inputs(grade, masked)], **SIZES)[0]
 
 
 # --- what is judged ---
@@ -198,10 +188,10 @@ def wrong_blocks(got: Fields) -> str:
 
 
 def check_used(grade: Grade, masked: bool = False) -> None:
-    """Check that forward uses the pipe: every block gets the micro-batches, in a worker, while the Pipe is called."""
+    """Check that forward uses the pipe: every block gets the micro-batches, in a worker."""
     result = run_spread(grade, [SPLIT_SIZE], masked)
-    got, events, right = result.values[0], result.ranks[0].events, right_steps(grade, masked)
-    calls = [event.data for event in events if event.name == "block"]
+    got = result.values[0]
+    calls = [event.data for event in result.ranks[0].events if event.name == "block"]
     sizes = split_sizes(BATCH, SPLIT_SIZE)
     for block in range(BLOCKS):
         examples = [call["examples"] for call in calls if call["number"] == block]
@@ -213,25 +203,9 @@ def check_used(grade: Grade, masked: bool = False) -> None:
             grade.fail(f"{words}, got {short(examples)}")
     if any(call["in_caller"] for call in calls):
         grade.fail("a block runs in the caller's thread: the Pipe must run it in a worker")
-    must_be_in_a_pipe(grade, events)
     shared.must_meet(grade, result, lambda *_: "the partitions of the Pipe run one after another")
-    given, made = (
-        {(int(step), int(i), int(j)): np.array(x) for step, i, j, *x in right["scaled"][key] if step == 0}
-        for key in ("given", "made")
-    )
-    shared.must_have_permits(grade, result, {place: (given[place], made[place]) for place in given})
-    if words := difference(got["steps"][0], right["scaled"]["steps"][0]):
-        grade.fail(f"piped GPT-2, while all its partitions work: {words}")
-
-
-def must_be_in_a_pipe(grade: Grade, events: list[Any]) -> None:
-    """Fail unless every block runs during a call of a Pipe that Pipe(...) has built."""
-    in_pipe = False
-    for event in events:
-        if event.name == "pipe":
-            in_pipe = event.data["begins"] and event.data["built"]
-        elif event.name == "block" and not in_pipe:
-            grade.fail("a block runs outside the Pipe: forward must call self.h_pp, a Pipe(...) of the blocks")
+    if words := difference(got["steps"][0], right_steps(grade, masked)[0]):
+        grade.fail(f"piped GPT-2: {words}")
 
 
 def check_agree(grade: Grade, masked: bool) -> None:
@@ -240,16 +214,8 @@ def check_agree(grade: Grade, masked: bool) -> None:
     right = right_steps(grade, masked)
     for model, sizes in (("piped", [SPLIT_SIZE]), ("model-parallel", [])):
         steps = run_spread(grade, sizes, masked).values[0]["steps"]
-        for step, (got, plain_step, scaled) in enumerate(
-            zip(steps, right["plain"], right["scaled"]["steps"], strict=True)
-        ):
-            words = difference(got, scaled if sizes else plain_step)
-            without = difference(got, plain_step)
-            if sizes and not without:
-                break  # it got no permits, so it is not piped: check_used says so
-            if sizes and "loss is right" in without:
-                words = without
-            if words:
+        for step, (got, right_step) in enumerate(zip(steps, right, strict=True)):
+            if words := difference(got, right_step):
                 later = f", step {step + 1}, after the parameters have changed" if step else ""
                 grade.fail(f"{model} GPT-2, {inputs}{later}: {words}")
     check_used(grade, masked)

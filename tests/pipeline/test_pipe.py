@@ -14,11 +14,11 @@ from grader.grading import Grade
 from grader.in_rank import in_rank
 from grader.ranks.outcome import Result
 from tests.pipeline import pipe_shared as shared
-from tests.pipeline.pipe_shared import IN_RANK, PermitReferee, Watched, split_sizes
+from tests.pipeline.pipe_shared import IN_RANK, Watched, split_sizes
 
 if TYPE_CHECKING:  # what a function finds in a rank
     from grader.inside.tools import Context, copy_of, nn, torch
-    from tests.pipeline.pipe_in_rank import NeverArrives, Watch, WatchedStage, watch_queues, work_of
+    from tests.pipeline.pipe_in_rank import NeverArrives, Watch, WatchedStage, watch_queues
 
 graded = pytest.mark.graded
 CRASHES = shared.CRASHES
@@ -40,11 +40,8 @@ def layer_of(weight: Any, bias: Any) -> Any:
             super().__init__()
             self.weight, self.bias = nn.Parameter(weight.clone()), nn.Parameter(bias.clone())
 
-        def computes(self) -> Any:
-            """Return its computation as a function of x that reads no attribute: a program may have changed them."""
-            weight, bias, tanh, cat = self.weight, self.bias, torch.tanh, torch.cat
-
-            return lambda x: cat([x[:, :1], tanh(x[:, 1:] @ weight.T + bias)], dim=1)
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cat([x[:, :1], torch.tanh(x[:, 1:] @ self.weight.T + self.bias)], dim=1)
 
     return Layer()
 
@@ -53,9 +50,6 @@ def layer_of(weight: Any, bias: Any) -> Any:
 def pipe(context: Context, lesson: Any, inputs: Any) -> Any:
     """Return the output and the gradients of its weighted sum for each call of a whole Pipe."""
     from pipeline.partition import WithDevice
-
-    def scaled(x: torch.Tensor, permit: float) -> torch.Tensor:
-        return torch.cat([x[:, :1], x[:, 1:] * permit], dim=1)
 
     def step(x: torch.Tensor, loss_weight: torch.Tensor) -> dict[str, Any]:
         """Return output and gradients of one call of the pipe."""
@@ -73,9 +67,8 @@ def pipe(context: Context, lesson: Any, inputs: Any) -> Any:
         return values | {"x": x.grad}
 
     layers = [layer_of(*pair) for pair in zip(inputs["weights"], inputs["biases"], strict=True)]
-    watch = Watch(context, context.arguments["meet"], asks=bool(context.arguments["meet"]))
-    works = [work_of(watch, layer.computes(), scaled) for layer in layers]
-    stages = [WatchedStage(watch, j, *of_stage) for j, of_stage in enumerate(zip(works, layers, strict=True))]
+    watch = Watch(context, context.arguments["meet"])
+    stages = [WatchedStage(watch, j, layer) for j, layer in enumerate(layers)]
     labelled = nn.Sequential(*(WithDevice(stage, f"cpu:{j}") for j, stage in enumerate(stages)))
     whole = lesson.Pipe(labelled, context.arguments["split_size"])
     watch_queues(whole, watch)
@@ -89,23 +82,16 @@ def pipe(context: Context, lesson: Any, inputs: Any) -> Any:
 # --- what is right ---
 
 
-def plain(weights: Sequence[Any], biases: Sequence[Any], x: Any, loss_weight: Any, permits: Any) -> Arrays:
-    """Return output and gradients of the same model without a pipe, for the loss (output * loss_weight).sum().
-
-    permits: (B, stages), the factors of each stage's result for each example. Also returns the input of each stage
-    (`given`) and its result before the permit (`made`).
-    """
-    hidden, squashed = [x[:, 1:]], []
-    for j, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
-        squashed.append(np.tanh(hidden[-1] @ weight.T + bias))
-        hidden.append(squashed[-1] * permits[:, j : j + 1])
+def plain(weights: Sequence[Any], biases: Sequence[Any], x: Any, loss_weight: Any) -> Arrays:
+    """Return output and gradients of the same model without a pipe, for the loss (output * loss_weight).sum()."""
+    hidden = [x[:, 1:]]
+    for weight, bias in zip(weights, biases, strict=True):
+        hidden.append(np.tanh(hidden[-1] @ weight.T + bias))
     right, gradient = {"output": np.column_stack([x[:, 0], hidden[-1]])}, loss_weight[:, 1:]
     for j in reversed(range(len(weights))):
-        inner = gradient * permits[:, j : j + 1] * (1 - squashed[j] ** 2)
+        inner = gradient * (1 - hidden[j + 1] ** 2)
         right |= {f"stage {j} weight": inner.T @ hidden[j], f"stage {j} bias": inner.sum(axis=0)}
         gradient = inner @ weights[j]
-        right[f"given {j}"] = np.column_stack([x[:, 0], hidden[j]])
-        right[f"made {j}"] = np.column_stack([x[:, 0], squashed[j]])
     return right | {"x": np.column_stack([loss_weight[:, 0], gradient])}
 
 
@@ -125,14 +111,9 @@ class Whole:
         biases = [draw.normal(size=WIDTH) for _ in range(stages)]
         batches = [np.column_stack([np.arange(size), draw.normal(size=(size, WIDTH))]) for size in sizes]
         loss_weights = [draw.normal(size=batch.shape) for batch in batches]
-        shape = (1, max(sizes), stages)
-        permits = shared.draw_permits(draw, shape) if meet else np.ones(shape)
-        self.expected = [
-            plain(weights, biases, x, r, permits[0, : len(x)]) for x, r in zip(batches, loss_weights, strict=True)
-        ]
+        self.expected = [plain(weights, biases, x, r) for x, r in zip(batches, loss_weights, strict=True)]
         inputs = {"weights": weights, "biases": biases, "batches": batches, "loss_weights": loss_weights}
-        arguments: dict[str, Any] = {"referee": PermitReferee(permits, meet)} if meet else {}
-        arguments |= {"split_size": split_size, "meet": list(meet)}
+        arguments: dict[str, Any] = {"split_size": split_size, "meet": list(meet)}
         self.result: Result = shared.run_pipe(grade, pipe, [inputs], **arguments)
         self.watched = Watched(self.result.ranks[0].events)
 
@@ -146,11 +127,10 @@ class Whole:
         for size, got, right in zip(self.sizes, self.values(), self.expected, strict=True):
             expected = {}
             for name, value in right.items():
-                if not name.startswith(("given", "made")):
-                    cut = "the graph from the output back to it is cut, by detach, .data or no_grad"
-                    called = "the output" if name == "output" else f"the gradient of {name}"
-                    exact = Tolerance(limit=1e-9 * np.abs(value).max())  # everything is float64
-                    expected[name] = Expected(value, cut if got.get(name) is None else "", called, tolerance=exact)
+                cut = "the graph from the output back to it is cut, by detach, .data or no_grad"
+                called = "the output" if name == "output" else f"the gradient of {name}"
+                exact = Tolerance(limit=1e-9 * np.abs(value).max())  # everything is float64
+                expected[name] = Expected(value, cut if got.get(name) is None else "", called, tolerance=exact)
             check(self.grade, f"{self.setting} of {size}: ", got, expected)
 
 
@@ -188,10 +168,6 @@ def check_same_time(grade: Grade) -> None:
         return "pass compute all pairs of a clock cycle at once; otherwise the partitions run one after another"
 
     shared.must_meet(grade, whole.result, why_alone)
-    whole.values()
-    given, made = ([whole.expected[0][f"{name} {j}"] for j in range(2)] for name in ("given", "made"))
-    right = {(0, i, j): (given[j][i : i + 1], made[j][i : i + 1]) for i in range(4) for j in range(2)}
-    shared.must_have_permits(grade, whole.result, right)
     whole.check()
 
 

@@ -1,7 +1,6 @@
 """Runs start_workers() and main() of a run_gpt2.py in a rank; sent to ranks as source.
 
-A process that runs work(), joins the group or reads the data leaves a file whose name has the number that the zygote
-gave it. No other process knows this number, see grader/inside/started_processes.py.
+A process that runs work() leaves files whose names have its process id.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -23,20 +22,9 @@ import torch.distributed as dist
 from transformers import GPT2Config, GPT2LMHeadModel
 
 if TYPE_CHECKING:  # what it finds in a rank
-    from grader.inside.tools import Context, expect_numbers, own_number
+    from grader.inside.tools import Context
 
 WORK_TIME = 0.3  # seconds a worker works after all others have started, unless the script waits for it
-
-
-def leave(name: str, patience: float) -> None:
-    """Leave a file with this process's number."""
-    Path(f"{name}.{own_number(patience)}").touch()
-
-
-def numbers_in(name: str) -> list[int]:
-    """Return the numbers of the processes that have left a file `name`.number, or `name`.rank.number."""
-    parts = [path.name.split(".")[-1] for path in Path().glob(f"{name}.*")]
-    return [int(part) for part in parts if part.isascii() and part.isdigit()]
 
 
 # --- start_workers() ---
@@ -58,23 +46,22 @@ def watch_joins() -> None:
 def make_work(arguments: dict[str, Any]) -> Callable[[int, object], None]:
     """Return a work() that notes its arguments, and whether all other workers run at the same time.
 
-    Arguments: children (number of workers), slowest (the rank that works longest), patience (seconds in which all
-    processes must run at once).
+    Arguments: workers (how many), slowest (the rank that works longest), patience (seconds in which all processes must
+    run at once).
     """
     here, patience = os.getpid(), arguments["patience"]
 
     def work(rank: int, config: object) -> None:  # parameters have the same names as the student's
-        rank, number = rank if isinstance(rank, int) else -1, 0
+        rank = rank if isinstance(rank, int) else -1
         Path(f"started.{rank}.{os.getpid()}").touch()
         limit = time.monotonic() + patience
         while os.getpid() != here and time.monotonic() < limit:
-            if len(list(Path().glob("started.*"))) >= arguments["children"]:
-                number = own_number(limit - time.monotonic())
+            if len(list(Path().glob("started.*"))) >= arguments["workers"]:
                 Path(f"together.{rank}").touch()
                 work_until_waited_for(WORK_TIME * (3 if rank == arguments["slowest"] else 1))
                 break
             time.sleep(0.01)
-        Path(f"given.{rank}.{number}").write_text(str(getattr(config, "world_size", type(config).__name__)))
+        Path(f"given.{rank}.{os.getpid()}").write_text(str(getattr(config, "world_size", type(config).__name__)))
 
     return work
 
@@ -87,7 +74,6 @@ def notes_of_workers(here: int) -> dict[str, Any]:
         "ranks": sorted(int(rank) for _, rank, _ in started),
         "together": len(list(Path().glob("together.*"))),
         "configs": sorted({path.read_text()[:80] for path in Path().glob("given.*")}),
-        "numbers": numbers_in("given"),
     }
 
 
@@ -99,24 +85,6 @@ def work_until_waited_for(seconds: float) -> None:
 
 
 # --- main() ---
-
-
-class Blocks(list):
-    """Blocks of text; `on_half` is called when half of them were read."""
-
-    def __init__(self, blocks: Iterable[torch.Tensor], on_half: Callable[[], None]) -> None:
-        super().__init__(blocks)
-        self._unread, self._on_half = set(range(len(self))), on_half
-
-    def __getitem__(self, place: Any) -> Any:
-        places: Any = range(len(self))[place]  # of a slice, all of its places
-        self._unread -= set(places) if isinstance(place, slice) else {places}
-        if 2 * len(self._unread) <= len(self):
-            self._on_half()
-        return super().__getitem__(place)
-
-    def __iter__(self) -> Iterator[Any]:
-        return map(self.__getitem__, range(len(self)))
 
 
 def set_command_line(context: Context) -> None:
@@ -156,16 +124,14 @@ def replace_surroundings(context: Context) -> None:
         if os.getpid() == here:
             raise InputError("the script's own process reads the training data: only its workers may read it")
         blocks, count = list(arguments["own_inputs"]), arguments["blocks"]
-        train = Blocks(blocks[:count], lambda: leave("read", arguments["patience"]))
-        return SimpleNamespace(train=train, validation=blocks[count:])
+        return SimpleNamespace(train=blocks[:count], validation=blocks[count:])
 
     save_tiny_gpt2(context)
-    expect_numbers()
     oscar.load_blocks, load.load_tokenizer = load_blocks, lambda *_, **__: range(8)  # type: ignore
     scaling.report_scaling = lambda *_, **__: None  # other tests judge it
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"):
         os.environ.pop(name, None)
-    meet_at_a_free_port(lambda: leave("joined", arguments["patience"]))
+    meet_at_a_free_port()
 
 
 def recorded_losses() -> list[list[float]]:
@@ -174,11 +140,8 @@ def recorded_losses() -> list[list[float]]:
     return [[iteration["loss"] for iteration in record["iterations"]] for record in records]
 
 
-def meet_at_a_free_port(on_joined: Callable[[], None]) -> None:
-    """Let the workers join at a free port, whichever port the code has: another run may use that one at the same time.
-
-    `on_joined` is called in each that has joined.
-    """
+def meet_at_a_free_port() -> None:
+    """Let the workers join at a free port, whichever port the code has: another run may use it at the same time."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     os.environ["MASTER_PORT"] = port
@@ -190,6 +153,5 @@ def meet_at_a_free_port(on_joined: Callable[[], None]) -> None:
         if init_method and init_method.startswith("tcp://"):
             init_method = f"tcp://127.0.0.1:{port}"
         init_process_group(backend, init_method, *arguments, **keywords)
-        on_joined()
 
     setattr(dist, "init_process_group", join)  # noqa: B010 (mypy: a function is not assigned to)

@@ -7,8 +7,8 @@ many batches, no example appears twice, and only a batch that some ranks cannot 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from itertools import islice
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,9 +34,10 @@ CRASHES = test_partitions.CRASHES | {
     "IndexError ... self.index[": "an index is too large: does the last batch reach beyond len(partition)? Or are the "
     "indices of use() no places in the whole data set?",
 }
-# (examples, total batch, workers) -> batches on every rank. Sizes that divide evenly and that do not, a short last
+Setting = tuple[int, int, int]  # examples, total batch, workers
+# Setting -> batches on every rank. Sizes that divide evenly and that do not, a short last
 # batch on all ranks, a last batch of one example, fewer examples than workers, one worker.
-LOADS = {
+LOADS: dict[Setting, int] = {
     (24, 8, 2): 3, (11, 8, 2): 2, (9, 4, 2): 2, (14, 9, 3): 2, (10, 8, 4): 1, (13, 6, 3): 2, (7, 4, 4): 1, (3, 4, 4): 0,
     (17, 4, 2): 4, (7, 3, 1): 3, (8, 4, 1): 2,
 }  # fmt: skip
@@ -79,14 +80,17 @@ def loaded(lesson: Any, inputs: Any, batch: int, collates: bool, place: dict[str
 
 
 @in_rank(uses=[IN_RANK, loaded])
-def load(context: Context, lesson: Any, inputs: Any) -> dict[str, Any]:
-    """Return what partition_dataset gives this rank of a process group; `given`: partitions that it must use."""
+def load(context: Context, lesson: Any, inputs: Any) -> Any:
+    """Yield what partition_dataset gives this rank of a process group for each of `cases`, a number of examples and a
+    total batch. `given`: partitions that it must use."""
     arguments = context.arguments
     partitioner = GivenPartitions(arguments["given"])
     if arguments["given"]:
         lesson.DataPartitioner = partitioner
-    draw_noise(context.rank)
-    return loaded(lesson, inputs, arguments["batch"], True, {}) | {"asked_partitioner": partitioner.asked}
+    for length, batch in arguments["cases"]:
+        context.during = f"loading {length} examples, total batch {batch}"
+        draw_noise(context.rank)
+        yield loaded(lesson, inputs[:length], batch, True, {}) | {"asked_partitioner": partitioner.asked}
 
 
 @in_rank(uses=[IN_RANK, loaded], join=False)
@@ -101,18 +105,35 @@ def load_for_each(context: Context, lesson: Any, inputs: Any) -> Any:
 # --- what the ranks get ---
 
 
-def loaders(
-    grade: Grade, length: int, batch: int, ranks: int, given: Sequence[Sequence[int]] = ()
-) -> list[Loaded]:  # fmt: skip
-    """Return what partition_dataset gives each rank, with the numbers of the examples. `given`: see load()."""
-    try:
-        by_rank = on_data(grade, load, ranks, length, batch=batch, given=given)
-    except Crashed as crash:
-        if length < ranks and "num_samples=0" in str(crash):
+def all_loaders(grade: Grade, settings: Iterable[Setting]) -> Iterator[tuple[Setting, list[Loaded]]]:
+    """Yield each setting with what partition_dataset gives each rank. One run has all settings of as many workers."""
+    settings = list(settings)
+    runs: dict[tuple[int, bool], list[Setting]] = {}
+    for setting in settings:
+        length, _, ranks = setting
+        runs.setdefault((ranks, length < ranks), []).append(setting)
+    loaded_of: dict[Setting, list[Loaded]] = {}
+    for (ranks, too_few), same in runs.items():
+        try:
+            by_rank = by_case(grade, same)
+        except Crashed as crash:
+            if not (too_few and "num_samples=0" in str(crash)):
+                raise
             # Torch's shuffle=True raises where a rank has no example. Then no rank has a batch, so this is right, too.
-            return [NO_BATCH | {"batch": batch // ranks}] * ranks
-        raise Crashed(f"{in_words_of(length, batch, ranks)}: {crash}") from None
-    return with_numbers(grade, by_rank)
+            by_rank = [[NO_BATCH | {"batch": batch // ranks}] * ranks for _, batch, _ in same]
+        loaded_of |= dict(zip(same, by_rank, strict=True))
+    return ((setting, loaded_of[setting]) for setting in settings)
+
+
+def by_case(grade: Grade, settings: Sequence[Setting], given: Sequence[Sequence[int]] = ()) -> list[list[Loaded]]:
+    """Return what partition_dataset gives each rank, [setting][rank], with the numbers of the examples.
+
+    All settings have as many workers. `given`: see load().
+    """
+    cases = [(length, batch) for length, batch, _ in settings]
+    longest, ranks = max(length for length, _ in cases), settings[0][2]
+    by_rank = on_data(grade, load, ranks, longest, cases=cases, given=given)
+    return [with_numbers(grade, list(one)) for one in zip(*by_rank, strict=True)]
 
 
 def with_numbers(grade: Grade, by_rank: list[Loaded]) -> list[Loaded]:
@@ -151,14 +172,15 @@ def check_divided_at_random(grade: Grade) -> None:
     (length, batch), ranks = MANY, 2
     order = [int(index) for index in np.random.default_rng([grade.seed, 8]).permutation(length)]
     given = [sorted(order[: length // ranks]), sorted(order[length // ranks :])]
-    by_rank = loaders(grade, length, batch, ranks, given)
+    (by_rank,) = by_case(grade, [(length, batch, ranks)], given)
     for rank, (one, examples) in enumerate(zip(by_rank, examples_of_ranks(by_rank), strict=True)):
         if one["asked_partitioner"] and sorted(examples.elements()) != given[rank]:
             grade.fail(
                 f"rank {rank} of {ranks}: the batches do not hold the examples of its partition; use the one that "
                 "DataPartitioner gives for this rank"
             )
-    half = np.isin(np.arange(length), list(examples_of_ranks(loaders(grade, length, batch, ranks))[0]))
+    (by_rank,) = by_case(grade, [(length, batch, ranks)])
+    half = np.isin(np.arange(length), list(examples_of_ranks(by_rank)[0]))
     if all(half) or not any(half):
         grade.fail(f"{length} examples on {ranks} workers: rank 0 has {'all' if all(half) else 'none'} of them")
     check_mixed(grade, [half])
@@ -169,8 +191,8 @@ def check_share(grade: Grade) -> None:
 
     Also that the loader has batches of this size from partitions that were divided at random.
     """
-    for length, total, ranks in LOADS:
-        by_rank, share = loaders(grade, length, total, ranks), total // ranks
+    for (_, total, ranks), by_rank in all_loaders(grade, LOADS):
+        share = total // ranks
         for rank, one in enumerate(by_rank):
             if one["batch"] != share:
                 what = f"total batch {total} on {ranks} workers: expected the batch size {share} for each"
@@ -185,10 +207,10 @@ def check_share(grade: Grade) -> None:
 
 def check_numbers_of_batches(grade: Grade) -> None:
     """Check that all ranks have the same number of batches, as many as the smallest partition fills, in two epochs."""
-    for (length, total, ranks), right in LOADS.items():
-        by_rank = loaders(grade, length, total, ranks)
+    for setting, by_rank in all_loaders(grade, LOADS):
+        right, (_, total, ranks) = LOADS[setting], setting
         counts, again = ([len(one[epoch]) for one in by_rank] for epoch in ("batches", "again"))
-        what = in_words_of(length, total, ranks)
+        what = in_words_of(*setting)
         lacking = [one for one in by_rank if len(one["batches"]) == right - 1]
         is_full = all(len(examples) == total // ranks for one in lacking for examples in one["batches"])
         cause = ""
@@ -212,8 +234,7 @@ def check_no_overlap(grade: Grade) -> None:
     """Check that no example is on two ranks or twice on one, and that only a batch that some rank cannot fill is left
     out."""
     drawn = [(int(grade.draw.integers(20, 60)), 2 * n * int(grade.draw.integers(1, 4)), n) for n in (2, 3)]
-    for length, total, ranks in [*LOADS, *drawn]:
-        by_rank = loaders(grade, length, total, ranks)
+    for (length, total, ranks), by_rank in chain(all_loaders(grade, LOADS), all_loaders(grade, drawn)):
         what = in_words_of(length, total, ranks)
         first, second = (examples_of_ranks(by_rank, epoch) for epoch in ("batches", "again"))
         for parts in (first, second):
@@ -248,7 +269,7 @@ def check_parts(grade: Grade, what: str, length: int, parts: list[Counter[int]])
 def check_group_and_collate(grade: Grade) -> None:
     """Check that rank and world_size may come from the process group or the caller, and that collate_fn is used."""
     (length, batch, ranks), place = (24, 6, 3), {"workers": 3, "batch": 6}
-    in_group = loaders(grade, length, batch, ranks)
+    (in_group,) = by_case(grade, [(length, batch, ranks)])
     by_arguments, plain = (
         with_numbers(grade, on_data(grade, load_for_each, 1, length, collates=collates, **place)[0])
         for collates in (True, False)

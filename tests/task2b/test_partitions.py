@@ -8,6 +8,7 @@ rounding down are rounded up.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -37,8 +38,9 @@ CRASHES = {  # torch's and Python's words -> what they mean here
 FILE, IN_RANK = "common/data_partition.py", "tests/task2b/partitions_in_rank.py"
 ROUNDING = 1e-6  # shares are products of floats
 MORE = 5  # examples of a second data set
-EXACT = [(24, [0.25] * 4), (30, [0.5, 0.5]), (9, [1.0])]  # shares that need no rounding, not even as floats
-UNEVEN = [  # every wrong rule of rounding fails in one of these
+Case = tuple[int, list[float]]  # how many examples, and the sizes of the partitions
+EXACT: list[Case] = [(24, [0.25] * 4), (30, [0.5, 0.5]), (9, [1.0])]  # shares that need no rounding, not even as floats
+UNEVEN: list[Case] = [  # every wrong rule of rounding fails in one of these
     (10, [0.7, 0.2, 0.1]), (11, [0.7, 0.2, 0.1]), (100, [0.29, 0.71]), (9, [0.25] * 4), (3, [0.25] * 4),
     (6, [0.45, 0.45, 0.1]), (16, [0.16, 0.36, 0.48]),
 ]  # fmt: skip
@@ -67,38 +69,42 @@ def partition(context: Context, lesson: Any, inputs: Any) -> Any:
 
 
 @in_rank(uses=[IN_RANK], join=False)
-def partitioners(context: Context, lesson: Any, inputs: Any) -> dict[str, Any]:
-    """Return the partitions for several seeds, and those of two later partitioners, one of them for more data."""
+def partitioners(context: Context, lesson: Any, inputs: Any) -> Any:
+    """Yield, for each of `cases`, a number of examples and the sizes: the partitions for several seeds, and those of
+    two later partitioners, one of them for more data."""
     arguments = context.arguments
-    sizes, seed = arguments["sizes"], arguments["seeds"][0]
-    draw_noise(arguments["noise"])
-    owned = Owned(Data(inputs[: len(inputs) - arguments["more"]]), list(sizes))
-    first = lesson.DataPartitioner(owned.data, owned.sizes, seed)
-    others = [lesson.DataPartitioner(owned.data, list(sizes), other) for other in arguments["seeds"][1:]]
-    changed = owned.changed()
-    partitions = [indices_of(each.partitions) for each in (first, *others)]
-    other = indices_of(lesson.DataPartitioner(Data(inputs), list(sizes), seed + 1).partitions)
-    second = indices_of(lesson.DataPartitioner(owned.data, list(sizes), seed).partitions)
-    later = {"other": other, "second": second, "kept": indices_of(first.partitions)}
-    return {"partitions": partitions, "changed": changed, **later}
+    first_seed, *other_seeds = arguments["seeds"]
+    for length, sizes in arguments["cases"]:
+        context.during = f"dividing {length} examples"
+        draw_noise(arguments["noise"])
+        owned, more = Owned(Data(inputs[:length]), list(sizes)), Data(inputs[: length + arguments["more"]])
+        first = lesson.DataPartitioner(owned.data, owned.sizes, first_seed)
+        others = [lesson.DataPartitioner(owned.data, list(sizes), seed) for seed in other_seeds]
+        changed = owned.changed()
+        partitions = [indices_of(each.partitions) for each in (first, *others)]
+        other = indices_of(lesson.DataPartitioner(more, list(sizes), first_seed + 1).partitions)
+        second = indices_of(lesson.DataPartitioner(owned.data, list(sizes), first_seed).partitions)
+        later = {"other": other, "second": second, "kept": indices_of(first.partitions)}
+        yield {"partitions": partitions, "changed": changed, **later}
 
 
 @in_rank(uses=[IN_RANK], join=False)
-def use(context: Context, lesson: Any, inputs: Any) -> dict[str, Any]:
-    """Return the examples of use(k) for every partition, in two rounds, and the partitions before and after."""
-    sizes = context.arguments["sizes"]
-    partitioner = lesson.DataPartitioner(Data(inputs), sizes, context.arguments["seed"])
-    before = indices_of(partitioner.partitions)
-    draw_noise(3)
-    owned = Owned(partitioner.data, [])
-    owned.data.reads = 0
-    parts = [partitioner.use(k) for k in range(len(sizes))]
-    changed, reads = owned.changed(), owned.data.reads
-    rounds = [[examples_of(part) for part in parts]]
-    draw_noise(3)
-    rounds.append([examples_of(partitioner.use(k)) for k in reversed(range(len(sizes)))][::-1])
-    after = indices_of(partitioner.partitions)
-    return {"rounds": rounds, "before": before, "after": after, "changed": changed, "reads": reads}
+def use(context: Context, lesson: Any, inputs: Any) -> Any:
+    """Yield, for each of `cases`, the examples of use(k) for every partition, in two rounds, and the partitions before
+    and after."""
+    for length, sizes in context.arguments["cases"]:
+        partitioner = lesson.DataPartitioner(Data(inputs[:length]), sizes, context.arguments["seed"])
+        before = indices_of(partitioner.partitions)
+        draw_noise(3)
+        owned = Owned(partitioner.data, [])
+        owned.data.reads = 0
+        parts = [partitioner.use(k) for k in range(len(sizes))]
+        changed, reads = owned.changed(), owned.data.reads
+        rounds = [[examples_of(part) for part in parts]]
+        draw_noise(3)
+        rounds.append([examples_of(partitioner.use(k)) for k in reversed(range(len(sizes)))][::-1])
+        after = indices_of(partitioner.partitions)
+        yield {"rounds": rounds, "before": before, "after": after, "changed": changed, "reads": reads}
 
 
 # --- data, and what the student's code makes of it ---
@@ -124,13 +130,13 @@ def numbered(grade: Grade, value: Any) -> Any:
     return number(value)
 
 
-def partitions(grade: Grade, length: int, sizes: list[float], seeds: list[int], noise: int = 0) -> dict[str, Any]:
-    """Return what `partitioners` gives; its partitions are lists of indices."""
-    arguments = {"more": MORE, "sizes": sizes, "seeds": seeds, "noise": noise}
-    (result,) = on_data(grade, partitioners, 1, length + MORE, **arguments)
-    for parts in result["partitions"]:
+def partitions(grade: Grade, cases: Sequence[Case], seeds: list[int], noise: int = 0) -> list[dict[str, Any]]:
+    """Return what `partitioners` gives in each case; its partitions are lists of indices."""
+    arguments = {"more": MORE, "cases": list(cases), "seeds": seeds, "noise": noise}
+    (results,) = on_data(grade, partitioners, 1, max(length for length, _ in cases) + MORE, **arguments)
+    for parts in (parts for result in results for parts in result["partitions"]):
         must_be_indices(grade, parts)
-    return dict(result)
+    return list(results)
 
 
 def must_be_indices(grade: Grade, parts: object) -> None:
@@ -138,7 +144,7 @@ def must_be_indices(grade: Grade, parts: object) -> None:
         grade.fail(f"self.partitions: expected a list of indices (whole numbers) for each size; got {parts}")
 
 
-def draw_settings(grade: Grade, count: int) -> list[tuple[int, list[float]]]:
+def draw_settings(grade: Grade, count: int) -> list[Case]:
     """Draw numbers of examples, and sizes that do not divide them."""
     return [(int(grade.draw.integers(5, 120)), SIZES[int(grade.draw.integers(len(SIZES)))]) for _ in range(count)]
 
@@ -195,8 +201,9 @@ def check_partition(grade: Grade) -> None:
 
 def check_once(grade: Grade) -> None:
     """Check that every index is in exactly one partition, and that there are as many partitions as sizes."""
-    for length, sizes in [*UNEVEN, *draw_settings(grade, 3), *EXACT]:
-        (parts,) = partitions(grade, length, sizes, [1234])["partitions"]
+    cases = [*UNEVEN, *draw_settings(grade, 3), *EXACT]
+    for (length, sizes), result in zip(cases, partitions(grade, cases, [1234]), strict=True):
+        (parts,) = result["partitions"]
         check_exactly_once(grade, length, sizes, parts)
         if (length, sizes) in EXACT:
             check_counts(grade, length, sizes, lengths_of(parts))
@@ -229,15 +236,16 @@ def lengths_of(parts: Any) -> list[int]:
 
 def check_sizes(grade: Grade) -> None:
     """Check that sizes are rounded by largest remainder, the first of equal sizes up, in every partitioner."""
-    for length, sizes in [*UNEVEN, *draw_settings(grade, 6), (7, [0.5, 0.0, 0.5]), (5, [1 / 3] * 3)]:
-        result = partitions(grade, length, sizes, [1234])
+    cases = [*UNEVEN, *draw_settings(grade, 6), (7, [0.5, 0.0, 0.5]), (5, [1 / 3] * 3)]
+    again = partitions(grade, cases, [1234], noise=1)
+    for (length, sizes), result, repeated in zip(cases, partitions(grade, cases, [1234]), again, strict=True):
         (parts,) = result["partitions"]
         if result["changed"]["sizes"] is not None:
             before, after = ([float(f"{size:.4g}") for size in each] for each in (sizes, result["changed"]["sizes"]))
             grade.fail(f"the list of sizes belongs to the caller and was changed: from {before} to {after}; copy it")
         check_counts(grade, length, sizes, lengths_of(parts))
         advice = "do not share state between partitioners"
-        if result["second"] != parts and partitions(grade, length, sizes, [1234], 1)["partitions"] != [parts]:
+        if result["second"] != parts and repeated["partitions"] != [parts]:
             grade.fail(UNSEEDED)
         if result["second"] != parts or result["kept"] != parts:
             grade.fail(f"a second DataPartitioner of the same data, sizes and seed divides them differently: {advice}")
@@ -282,9 +290,10 @@ def check_seed(grade: Grade) -> None:
     """Check that the partitions depend on the seed and on nothing else, and that they change nothing else."""
     length, sizes = 4 * int(grade.draw.integers(10, 20)), [0.25] * 4
     seeds = draw_seeds(grade, 2)
-    result = partitions(grade, length, sizes, seeds, 1)
+    (result,) = partitions(grade, [(length, sizes)], seeds, 1)
+    (repeated,) = partitions(grade, [(length, sizes)], seeds, 2)
     one, other = result["partitions"]
-    if one != partitions(grade, length, sizes, seeds, 2)["partitions"][0]:
+    if one != repeated["partitions"][0]:
         grade.fail(UNSEEDED)
     if one == other:
         grade.fail(f"the seeds {seeds} give the same partitions: shuffle the indices with a generator made from seed")
@@ -311,7 +320,7 @@ def must_be_exact(grade: Grade, length: int, sizes: list[float], parts: list[lis
 def check_shuffled(grade: Grade) -> None:
     """Check, over several seeds together, that the seed shuffles the indices and that the data does not move."""
     length, sizes = 60, [0.5, 0.5]
-    result = partitions(grade, length, sizes, draw_seeds(grade, 6))
+    (result,) = partitions(grade, [(length, sizes)], draw_seeds(grade, 6))
     if result["changed"]["data"]:
         grade.fail("the data set itself was changed: shuffle a list of indices, not the data")
     halves = [first_half(grade, length, sizes, parts) for parts in result["partitions"]]
@@ -325,8 +334,9 @@ def check_shuffled(grade: Grade) -> None:
 
 def check_use(grade: Grade) -> None:
     """Check that use(k) gives the examples of partitions[k], in their order, each time it is called."""
-    for length, sizes in [*UNEVEN[-2:], *draw_settings(grade, 3)]:
-        (result,) = on_data(grade, use, 1, length, sizes=sizes, seed=grade.number("partitions", 1000))
+    cases, seed = [*UNEVEN[-2:], *draw_settings(grade, 3)], grade.number("partitions", 1000)
+    (results,) = on_data(grade, use, 1, max(length for length, _ in cases), cases=cases, seed=seed)
+    for (length, _), result in zip(cases, results, strict=True):
         before = result["before"]
         must_be_indices(grade, before)
         if not any(before):

@@ -1,6 +1,6 @@
 """Runs main() of a run_glue.py in a rank, on a tiny BERT and drawn examples; sent to ranks as source.
 
-Real data, the roll call and the watchdog have tests of their own: here they would only cost time. Events are forward
+Real data, the roll call and the watch have tests of their own: here they would only cost time. Events are forward
 passes and the record's, as in tests/training/loop_in_rank.py, and `weights` and `trained`: the parameters before and
 after training.
 """

@@ -19,12 +19,12 @@ from common.errors import InputError
 from common.record import Record
 from common.timeline import clocks
 from common.workers import machine as own_machine
-from common.workers import process_group, watchdog
+from common.workers import process_group
 from common.workers.collectives import CollectiveLog, recorded
 from common.workers.machine import device_and_backend, workers_on_machine
 from common.workers.process_group import Worker
 from pipeline.run_gpt2 import use_cpu_with_one_gpu
-from tests.own.gpu.fake_gpu import joined
+from tests.own.gpu.fake_group import joined
 
 GPU = torch.device("cuda", 0)
 DUPLICATE = """NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, invalid usage (run with \
@@ -203,26 +203,6 @@ def test_a_collective_of_nccl_is_pending_until_it_is_completed_also_if_it_is_not
     entries = [nccl(0, "all_reduce"), nccl(1, "all_reduce", "started"), nccl(2, "all_reduce", "scheduled")]
     on_nccl([*entries, nccl(3, "all_reduce") | {"retired": False}])
     assert [entry.is_pending for entry in recorded()] == [False, True, True, False]
-
-
-def test_a_thread_that_spins_for_a_pending_collective_waits(on_nccl, monkeypatch):
-    monkeypatch.setattr(watchdog, "which_compute", lambda threads: [True])
-    stand_in = SimpleNamespace(_has_finished=False, _main=SimpleNamespace(frames=list))
-
-    on_nccl([nccl(0, "all_reduce", "started")])
-    assert watchdog.Watchdog._state(stand_in) == watchdog.WAITS
-    on_nccl([nccl(0, "all_reduce")])
-    assert watchdog.Watchdog._state(stand_in) == watchdog.COMPUTES
-
-
-def test_a_thread_that_connects_for_its_first_collective_waits_in_it(on_nccl, monkeypatch):
-    monkeypatch.setattr(watchdog, "which_compute", lambda threads: [True])
-    frames = [(dist.distributed_c10d.__file__, 3000, "all_reduce"), ("hello.py", 78, "main")]
-    on_nccl([])
-
-    stand_in = SimpleNamespace(_has_finished=False, _main=SimpleNamespace(frames=lambda: frames))
-    assert watchdog.Watchdog._state(stand_in) == watchdog.WAITS
-    assert watchdog.unrecorded_call(frames, is_pending=False) == "all_reduce"
 
 
 # --- clocks, devices, memory ---

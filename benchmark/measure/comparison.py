@@ -1,0 +1,185 @@
+"""From the rounds that benchmark.compare has measured to its rows, its table and its notes."""
+
+import json
+import math
+import statistics
+from dataclasses import asdict, astuple, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmark.measure.compared import AGAIN, WARM_UP, Figures
+from benchmark.measure.intervals import interval, interval_text, ratio
+from benchmark.measure.mfu import utilisation
+from benchmark.measure.output import MB, cell, text_table
+from benchmark.names import is_own
+from benchmark.proof.prover import NOT_PROVED
+from benchmark.settings import Settings
+from benchmark.strategies import Label
+from benchmark.training.workload import what_is_trained
+
+ENOUGH = 20  # rounds: with fewer, intervals are wide, and their ends depend on single steps
+WIDE = 0.1  # of a ratio: strategies that differ by less cannot be told apart
+# Of a timed step's norm from single's: rounding adds up over the steps. In fp16 the scaler skips steps at its leisure.
+NORM_DEVIATION = {"fp32": 1e-2, "bf16": 0.1}
+
+
+@dataclass(frozen=True)
+class Rounds:
+    """What the workers have measured: of each round and strategy its seconds, of each strategy its losses and norms.
+
+    figures: of each worker and strategy. proofs: rows of benchmark.prove.
+    """
+
+    labels: list[Label]
+    seconds: list[list[float]]
+    losses: list[list[float]]
+    norms: list[list[float | None]]
+    figures: list[list[Figures]]
+    proofs: list[dict[str, Any]]
+
+    def steps_ms(self) -> dict[str, list[float]]:
+        """Of each strategy, in the rounds after the warm-up."""
+        columns = zip(*self.seconds[WARM_UP:], strict=True)
+        return {str(label): [1e3 * s for s in column] for label, column in zip(self.labels, columns, strict=True)}
+
+
+def read_rounds(path: Path) -> Rounds:
+    values = json.loads(path.read_text())
+    values["labels"] = [Label(**label) for label in values["labels"]]
+    values["figures"] = [[Figures(**figures) for figures in worker] for worker in values["figures"]]
+    return Rounds(**values)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A strategy's figures. ratio: of its time over the base's. *_95: ends of the interval. None: not measured."""
+
+    label: Label
+    gradient: str
+    step_ms: float
+    step_ms_95: list[float | None]
+    ratio: float
+    ratio_95: list[float | None]
+    samples_per_second: float
+    tokens_per_second: float | None
+    mfu: float | None
+    loss_difference: float  # the largest from single's
+    last_loss: float
+    norm: float | None  # of the last step
+    measured: Figures
+
+    def as_json(self) -> dict[str, Any]:
+        values = asdict(self)
+        del values["label"], values["measured"]
+        return {"strategy": str(self.label), **values, **asdict(self.measured)}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A strategy that is wrong, and so has no figures."""
+
+    label: Label
+    gradient: str
+    sentence: str
+
+    def as_json(self) -> dict[str, Any]:
+        return {"strategy": str(self.label), "gradient": self.gradient, "sentence": self.sentence}
+
+
+def evaluate(settings: Settings, base: str, rounds: Rounds, gpu: str | None) -> tuple[list[Row], list[Fault]]:
+    """A row for each strategy, by speed; and those that are wrong."""
+    seconds, losses = np.array(rounds.seconds)[WARM_UP:], np.array(rounds.losses)
+    base_seconds = seconds[:, rounds.labels.index(Label(base))]
+    gradients = {proof["strategy"]: proof["gradient"] for proof in rounds.proofs} | {"single": "ok"}
+    wrong = [proof for proof in rounds.proofs if proof["sentence"]]
+    rows, faults = [], [Fault(Label(one["strategy"]), one["gradient"], one["sentence"]) for one in wrong]
+    for column, label in enumerate(rounds.labels):
+        norms = rounds.norms[column]
+        if reason := fault(settings.precision, losses[column], norms, rounds.norms[0]):
+            faults.append(Fault(label, reason, f"{label}: {reason}"))
+            continue
+        mean_ratio, *ratio_ends = ratio(seconds[:, column], base_seconds)
+        median, *ends = interval(seconds[:, column] * 1e3)
+        speed = settings.examples_per_step / median * 1e3
+        rows.append(
+            Row(
+                label=label,
+                gradient=gradients.get(label.strategy, NOT_PROVED),
+                step_ms=median,
+                step_ms_95=ends,
+                ratio=mean_ratio,
+                ratio_95=ratio_ends,
+                samples_per_second=speed,
+                tokens_per_second=None if is_own(settings.model) else speed * settings.length,
+                mfu=utilisation(settings, speed, gpu),
+                loss_difference=float(np.abs(losses[column] - losses[0]).max()),
+                last_loss=float(losses[column, -1]),
+                norm=norms[-1],
+                measured=of_all_workers([figures[column] for figures in rounds.figures]),
+            )
+        )
+    return sorted(rows, key=lambda row: row.step_ms), faults
+
+
+def fault(precision: str, losses: np.ndarray, norms: list[float | None], right: list[float | None]) -> str:
+    """What was wrong in the timed steps; empty if nothing was. losses: of each step; right: norms of single."""
+    allowed = NORM_DEVIATION.get(precision, math.inf)
+    for step, (norm, expected) in enumerate(zip(norms, right, strict=True), 1):
+        if norm is not None and expected and allowed < math.inf and not abs(norm / expected - 1) <= allowed:
+            return f"norm x {norm / expected:.4f} in step {step}"
+    return "" if np.isfinite(losses).all() else "loss is not a number"
+
+
+def of_all_workers(figures: list[Figures]) -> Figures:
+    """The mean of what is sent, and otherwise the largest."""
+    columns = ([value for value in column if value is not None] for column in zip(*map(astuple, figures), strict=True))
+    sent = [one.sent_bytes for one in figures if one.sent_bytes is not None]
+    largest = Figures(*(max(values, default=None) for values in columns))
+    return replace(largest, sent_bytes=statistics.fmean(sent) if sent else None)
+
+
+def table(settings: Settings, rows: list[Row], faults: list[Fault], base: str) -> str:
+    own = is_own(settings.model)
+    columns = {  # heading -> figure, unit, digits; a column that nobody could measure is left out
+        "examples/s" if own else "tokens/s": ("samples_per_second" if own else "tokens_per_second", 1, 0),
+        "MFU %": ("mfu", 0.01, 1),
+        "peak MB": ("peak_bytes", MB, 1),
+        "sent MB": ("sent_bytes", MB, 2),
+        "sent as": ("sent_as", 1, 0),
+        "exposed ms": ("exposed_ms", 1, 2),
+        "waiting ms": ("waiting_ms", 1, 2),
+        "norm": ("norm", 1, 4),
+        "loss": ("last_loss", 1, 5),
+        "BLEU" if settings.bleu else "metric": ("metric", 1, 4),
+    }
+    figures = [row.as_json() for row in rows]
+    columns = {head: of for head, of in columns.items() if any(row[of[0]] is not None for row in figures)}
+    lines = [["strategy", "ms per step", f"ratio to {base} [95 %]", *columns, "from single", "gradient"]]
+    for row, values in zip(rows, figures, strict=True):
+        cells = [cell(values[name], digits, unit) for name, unit, digits in columns.values()]
+        times = [f"{row.step_ms:.1f}", interval_text(row.ratio, *row.ratio_95)]
+        lines.append([str(row.label), *times, *cells, f"{row.loss_difference:.1e}", row.gradient])
+    lines += [[str(one.label), *[""] * (len(lines[0]) - 2), one.gradient] for one in faults]
+    rounds = f"{settings.max_steps - WARM_UP} rounds after {WARM_UP} of warm-up"
+    return f"{what_is_trained(settings)}, {settings.precision}, {rounds}\n{text_table(lines)}"
+
+
+def notes_of(settings: Settings, rows: list[Row], base: str) -> list[str]:
+    """What a reader has to know beside the table."""
+    notes, rounds = [], settings.max_steps - WARM_UP
+    widths = {row.label: (row.ratio_95[1] - row.ratio_95[0]) / row.ratio for row in rows if None not in row.ratio_95}  # type: ignore[operator]
+    widest = max(widths, key=widths.__getitem__, default=None)
+    if rounds < ENOUGH or (widest and widths[widest] > WIDE):
+        example = f" (the widest: {widest}, {widths[widest]:.0%} of its ratio)" if widest else ""
+        more = max(ENOUGH, 4 * rounds) + WARM_UP  # four times the rounds halve an interval
+        notes.append(f"note: {rounds} rounds are few for these intervals{example}; --max_steps {more} narrows them")
+    again = next((row for row in rows if row.label == Label(base, AGAIN)), None)
+    if again is None:
+        notes.append(f"note: {base} has no second engine here, so the error of these times is not known")
+    elif None not in again.ratio_95 and not again.ratio_95[0] <= 1 <= again.ratio_95[1]:  # type: ignore[operator]
+        notes.append(
+            f"note: the interval of {again.label} does not contain 1: the machine was busy; do not compare times"
+        )
+    return notes
