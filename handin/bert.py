@@ -6,8 +6,6 @@ from pathlib import Path
 
 from common.arguments import SAMPLE_GLUE
 from common.paths import shown
-from common.timeline.parts import NAMES as PARTS
-from common.timeline.parts import Parts, mean, milliseconds
 from handin.figures import Figures
 from handin.findings import Findings, check_comparable, check_time, cores, iteration_time, ratio, table, text
 from handin.records import ITERATIONS, Run, Runs, differences
@@ -61,14 +59,11 @@ def ladder(runs: Runs, findings: Findings, figures: Figures) -> str:
             command = f"{script}/run_glue.py --max_steps {ITERATIONS}{flags_like(like)}"
             findings.miss(f"40 iterations of {LABELS[kind]}", f"python -m cluster.launch --workers 4 -- {command}")
     # Where task 1 ran several times, that run is compared which differs least from the others.
-    ones = sorted(runs.of("task1"), key=lambda one: sum(len(differences(one.setting, run.setting)) for run in timed))[
-        :1
-    ]
+    ones = sorted(runs.of("task1"), key=lambda one: [len(differences(one.setting, run.setting)) for run in timed])[:1]
     compared = {LABELS[run.kind]: run for run in [*ones, *timed]}
     for run in compared.values():
         check_time(run, findings)
     _check_losses(list(compared.values()), findings)
-    shown_timelines = [(LABELS[kind].split()[0], runs.with_timeline(kind), "make demo") for kind in SCRIPTS]
     return "".join([
         "### Losses\n\n",
         losses_table(compared),
@@ -79,7 +74,7 @@ def ladder(runs: Runs, findings: Findings, figures: Figures) -> str:
         "### Communication\n\n",
         _communication(timed),
         "### Who computes, who sends, who waits\n\n",
-        timelines(shown_timelines, findings, figures),
+        *(timeline_of(LABELS[kind], runs.with_timeline(kind), "make demo", findings, figures) for kind in SCRIPTS),
     ])  # fmt: skip
 
 
@@ -132,29 +127,12 @@ def _communication(timed: list[Run]) -> str:
     return table("task | rank | seconds | of an iteration | calls | MB | run", rows)
 
 
-def timelines(rows: Sequence[tuple[str, list[Run], str]], findings: Findings, figures: Figures) -> str:
-    """Return the parts of a step on every rank, and pictures. rows: label, runs (the first is shown), command."""
-    cells, pictures = [], ""
-    for label, found, command in rows:
-        if not found:
-            findings.miss(f"the timeline of {label}", command)
-        for run in found[:1]:
-            pictures += figures.timeline(f"One step of {label} ({run.name})", run, findings)
-            steps = [Parts(**row) for record in run.records for row in record["timeline"]["steps"]]
-            for rank in sorted({step.rank for step in steps}):
-                of = mean([step for step in steps if step.rank == rank])
-                cells.append(
-                    [label, rank, *(milliseconds(of[part], 1) for part in (*PARTS, "hidden")), f"`{run.name}`"]
-                )
-    if not cells:
-        return "No run with --timeline.\n\n"
-    return (
-        "Milliseconds of a step, as the mean of the steps that --timeline has shown. The parts add up to a step. "
-        "Exposed: communication that nothing hides; waiting: for a rank that has not arrived; hidden: communication "
-        "beside the others. A run of `make demo` may train a larger model.\n\n"
-        + table(f"task | rank | {' | '.join(PARTS)} | hidden | run", cells)
-        + pictures
-    )
+def timeline_of(label: str, found: list[Run], command: str, findings: Findings, figures: Figures) -> str:
+    """Return the timeline of the first of these runs; without one, name the command that makes it."""
+    if not found:
+        findings.miss(f"the timeline of {label}", command)
+        return ""
+    return figures.timeline(f"One step of {label} ({found[0].name})", found[0], findings)
 
 
 def flags_like(run: Run | None) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 from common.errors import InputError
 from common.figures import COLOURS, bars, figure
 from common.timeline.boxes import shortest_step
+from common.timeline.parts import table
 from common.timeline.picture import draw
 from common.timeline.trace import read_trace
 from handin.findings import Findings, iteration_time
@@ -46,14 +47,15 @@ class Figures:
         return _markdown(caption, name)
 
     def timeline(self, caption: str, run: Run, findings: Findings) -> str:
-        """Draw one step of a run with --timeline, that which was disturbed least."""
+        """Draw one step of a run with --timeline, that which was disturbed least, and show where the time went."""
         name = f"timeline_{run.kind}.png"
         try:
-            draw(shortest_step(read_trace(run.folder / "timeline.json")), self.folder / name)
+            timeline = read_trace(run.folder / "timeline.json")
         except InputError as error:
             findings.doubt(f"{run.name}: {str(error).removeprefix(f'{run.folder}/')}")
             return ""
-        return _markdown(caption, name)
+        draw(shortest_step(timeline), self.folder / name)
+        return f"{_markdown(caption, name)}```\n{table(timeline)}\n```\n\n"
 
     def copied(self, source: Path, caption: str, name: str = "") -> str:
         """Copy a picture that a task has left behind, if it is there."""

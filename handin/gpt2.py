@@ -8,7 +8,7 @@ from typing import Any
 
 from common.epochs import mean_and_deviation, measured_epochs
 from common.workers.processor import disturbance
-from handin.bert import timelines
+from handin.bert import timeline_of
 from handin.figures import Figures
 from handin.findings import Findings, Measured, check_comparable, check_time, iteration_time, ratio, table, text
 from handin.records import DAMAGED, Run, Runs
@@ -83,7 +83,7 @@ def pipeline(runs: Runs, findings: Findings, figures: Figures) -> str:
         figures.copied(runs.figures / "pipeline_training_time.png", "Training time of an epoch"),
         figures.copied(runs.figures / "pipeline_tokens_per_second.png", "Tokens per second"),
         figures.copied(trace.folder / "trace.png", "One step of the pipeline", "pipeline_trace.png") if trace else "",
-        timelines([("the pipeline", with_timeline, TIMELINE)], findings, figures),
+        timeline_of("the pipeline", with_timeline, TIMELINE, findings, figures),
     ])  # fmt: skip
 
 
@@ -147,5 +147,5 @@ def beyond(runs: Runs, findings: Findings, figures: Figures) -> str:
     return (
         table("strategy | workers | batch | s per iteration | exposed (s) | messages | run", times)
         + table("strategy | workers | batch | passed | kept | at the peak | run", sizes)
-        + (timelines([("ZeRO-3", zero3, "")], findings, figures) if zero3 else "")
+        + (timeline_of("ZeRO-3", zero3, "", findings, figures) if zero3 else "")
     )

@@ -87,9 +87,9 @@ def differences(one: dict[str, Any], other: dict[str, Any], but: Collection[str]
 
 
 def find_runs(folder: Path, figures: Path) -> Runs:
-    """Return the runs in `folder` and up to three levels below it, without those of `make pictures`."""
+    """Return the runs in `folder` and up to two levels below it, without those of `make pictures`."""
     runs = Runs(folder, [], [], figures)
-    paths = [folder, *sorted(path for level in ("*", "*/*", "*/*/*") for path in folder.glob(level) if path.is_dir())]
+    paths = [folder, *sorted(path for level in ("*", "*/*") for path in folder.glob(level) if path.is_dir())]
     for path in paths:
         name = path.relative_to(folder).as_posix()
         files = sorted(path.glob("rank*.json"), key=lambda file: (len(file.name), file.name))

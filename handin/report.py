@@ -19,7 +19,7 @@ from handin.figures import Figures
 from handin.findings import Findings
 from handin.gpt2 import beyond, pipeline, scaling
 from handin.pdf import markdown_to_pdf
-from handin.records import DAMAGED, Run, Runs, find_runs
+from handin.records import Run, Runs, find_runs
 from handin.student import Student, remembered
 from handin.traffic import traffic
 from handin.words import is_unchanged_outside, read_words, section, with_fingerprint
@@ -123,8 +123,8 @@ def build_report(tree: Path, course: Course, student: Student | None = None, fol
 def _measurements(part: Section, runs: Runs, findings: Findings, folder: Path) -> str:
     try:
         return WRITERS[part.key](runs, findings, Figures(folder / "figures"))
-    except DAMAGED as error:
-        findings.doubt(f"{part.heading}: a record is damaged, or of another version of the scripts ({error!r})")
+    except Exception as error:  # whatever is in records of another version, or in the student's expected.py
+        findings.doubt(f"{part.heading}: a record, or a file of yours that reads it, cannot be used ({error!r})")
         return "A record of these runs cannot be used.\n\n"
 
 

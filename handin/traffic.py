@@ -24,30 +24,32 @@ TOLERANCE = 0.05  # of observed over expected with framing
 
 
 def traffic(runs: Runs, findings: Findings, figures: Figures) -> str:
-    """A row for each run of task 4, with its prediction if it made one; and both plots."""
+    """A row for each run of task 4, predictions, and both plots."""
+    from task4_traffic import compare  # here: it imports the student's expected.py
+
     found = sorted(runs.of("task4"), key=lambda run: (-run.setting["total batch"], run.name))
     _missing(found, findings)
     measured = {run: of for run in found if (of := _read(run, findings))}
-    rows, times = [], []
+    rows = []
     for run, of in measured.items():
-        first, steps, name = next(iter(measured)), of.steps_per_epoch, f"`{run.name}`"
+        first, steps = next(iter(measured)), of.steps_per_epoch
         what = f"traffic of {first.name} and {run.name}"
         if (
             check_comparable(findings, what, first.setting, run.setting, MAY_DIFFER)
             and of.whose != measured[first].whose
         ):
             findings.doubt(f"{what} was not counted in the same way: {measured[first].whose}, and {of.whose}")
-        expected, framing, observed = (part.sent * steps / 1e6 for part in (of.expected, of.framing, of.observed))
-        sizes = [f"{size:.2f}" for size in (of.tensor_bytes / 1e6, expected, expected + framing, observed)]
-        ratios = [f"{observed / expected:.3f}", f"{observed / (expected + framing):.3f}"]
-        rows.append([of.batch, of.dtype, of.tensors, *sizes, *ratios, name])
-        seconds = ["–" if value is None else f"{value:.4f}" for value in (of.communication, of.predicted)]
-        begin = [run.setting["model"], of.batch, of.whose, f"{of.counted} of {steps}"]
-        times.append([*begin, text(iteration_time(run), 4), *seconds, name])
-    head = "batch | dtype | tensors | S | expected | with framing | observed | / expected | / with framing | run"
+        bytes_of = (of.tensor_bytes / steps, of.expected.sent, of.expected.sent + of.framing.sent, of.observed.sent)
+        sizes = [f"{size * steps / 1e6:.2f}" for size in bytes_of]
+        rows.append([
+            of.batch, of.dtype, of.whose, of.tensors, *sizes, *(f"{value:.3f}" for value in compare.ratios(of)),
+            text(iteration_time(run), 4), f"`{run.name}`",
+        ])  # fmt: skip
+    head = "batch | dtype | counted | tensors | S | expected | with framing | observed | / expected | / with framing"
+    of_runs = list(measured.values())
     return "".join([
-        table(head, rows),
-        table("model | batch | counted | iterations | s per iteration | communication | predicted | run", times),
+        table(f"{head} | s per iteration | run", rows),
+        f"{compare.extrapolations(of_runs)}\n\n{compare.predictions(of_runs)}\n\n",
         figures.copied(runs.folder / "traffic_per_epoch.png", "Bytes sent in an epoch against the batch size"),
         figures.copied(runs.folder / "traffic_over_time.png", "Traffic over time"),
         losses_table({f"batch {of.batch}, {of.dtype}": run for run, of in measured.items()}),
@@ -56,11 +58,11 @@ def traffic(runs: Runs, findings: Findings, figures: Figures) -> str:
 
 def _read(run: Run, findings: Findings) -> Any:
     """Return task 4's own view of a run; None, and a doubt, where there is none. It calls the student's expected.py."""
-    try:
-        from task4_traffic.compare import ratios, read_run
+    from task4_traffic import compare
 
-        of = read_run(run.folder)
-        against = ratios(of)[1]
+    try:
+        of = compare.read_run(run.folder)
+        against = compare.ratios(of)[1]
     except InputError as error:
         findings.doubt(f"{run.name}: {str(error).removeprefix(f'{run.folder}: ')}")
         return None
@@ -68,10 +70,8 @@ def _read(run: Run, findings: Findings) -> Any:
         findings.doubt(f"{run.name}: the expected traffic cannot be computed ({error!r}); see region 4.2")
         return None
     if abs(against - 1) > TOLERANCE:
-        findings.doubt(
-            f"{run.name}: the observed traffic is {against:.2f} times the expected traffic with framing: something "
-            "else used the interface, another interface was counted, or the expectation is wrong"
-        )
+        cause = "something else used the interface, another interface was counted, or the expectation is wrong"
+        findings.doubt(f"{run.name}: the observed traffic is {against:.2f} times the expected with framing: {cause}")
     return of
 
 
