@@ -6,13 +6,14 @@ Each attack of staff/banks/attacks is handed in beside two honest submissions, a
 staff.grade, as a class would be. Default mode: both when run as root, otherwise user. What is printed: each attack that
 had success, and what it came to. The last line of stdout is
 {"attacks": n, "runs": n, "gained": n, "leaked": n, "left_running": n, "harmed": n, "unproven": n, "seconds": n}:
-`harmed` counts what happened to others; `unproven` attacks whose code was never run. Exit code 0 only if all but the
-first two are 0.
+`harmed` counts what happened to others; `unproven` attacks whose code was never run. Exit code 0 only if these five
+are 0.
 """
 
 import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
 
 import argparse
+import csv
 import json
 import multiprocessing
 import os
@@ -20,7 +21,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -35,8 +36,8 @@ from staff.proofs.decoys import Decoys, decoys
 from staff.sandbox import kernel
 from staff.sandbox.graded_run import CONFINING, become_other, probe
 
-MOST_MEMORY = 3000  # MiB: graders and ranks of one hand-in
-GRADED = "crashed", "wrong", "passed", "deadlocked", "timed out"  # statuses of a test that ran a student's code
+LONGEST_CELL = 32_767  # characters that a spreadsheet takes
+RAN = ("crashed", "wrong", "passed", "deadlocked", "timed out")  # statuses of a test that ran a student's code
 COUNTED = ("gained", "leaked", "left_running", "harmed", "unproven")
 
 
@@ -44,33 +45,25 @@ def run_class(attacks: Sequence[Attack], jobs: int) -> Counter[str]:
     """Grade these attacks as one class; print every success, and count."""
     with decoys() as around:
         folder, out = around.work / "class", around.work / "graded"
-        honest = attack_bank.honest_files()
-        hand_ins = {path: attack for attack in attacks
-                    for path in attack_bank.hand_in(attack, honest, folder / "attacks", around.words)}  # fmt: skip
-        for name, files in (("solved", solved_files()), ("untouched", clean_files())):
-            write_files(files, folder / name)
-        paths = [*hand_ins, folder / "solved", folder / "untouched"]
-        tests = list(dict.fromkeys([TARGET, VICTIM, *(attack.test for attack in attacks)]))
-        grade(paths, out, tests, jobs, around)
-        count = Counter[str](attacks=len(attacks), runs=len(hand_ins))
-        names = {submission.path: submission.name for submission in name_all(paths)}
-        for path, attack in hand_ins.items():
-            for kind, what in judge(attack, out, names[path], around):
-                count[kind] += 1
-                print(f"{attack.kind} {attack.name}: {attack.what}   <-- {kind}: {what}", flush=True)
-        for kind, what in of_the_class(out, names[folder / "solved"], names[folder / "untouched"], around):
-            count[kind] += 1
-            print(f"the class   <-- {kind}: {what}", flush=True)
-    return count
+        hand_ins = {path: one for one in attacks for path in attack_bank.hand_in(one, folder / "attacks", around.words)}
+        honest = {folder / "solved": solved_files(), folder / "untouched": clean_files()}
+        for path, files in honest.items():
+            write_files(files, path)
+        grade([*hand_ins, *honest], out, [TARGET, VICTIM, *(attack.test for attack in attacks)], jobs, around)
+        names = {submission.path: submission.name for submission in name_all([*hand_ins, *honest])}
+        found = [(one.name, *what) for path, one in hand_ins.items() for what in judge(one, out, names[path], around)]
+        found += [("the class", *what) for what in of_the_class(out, *(names[path] for path in honest), around)]
+    for name, kind, what in found:
+        print(f"{name}   <-- {kind}: {what}", flush=True)
+    return Counter[str](kind for _, kind, _ in found) + Counter(runs=len(hand_ins))
 
 
 def grade(paths: Sequence[Path], out: Path, tests: Sequence[str], jobs: int, around: Decoys) -> None:
     """Run staff.grade with a token in its environment, on a terminal that knows few characters."""
     command = [sys.executable, "-m", "staff.grade", *map(str, paths), "--out", str(out), "--jobs", str(jobs)]
     environment = os.environ | {"PLATFORM_TOKEN": around.word, "PYTHONIOENCODING": "ascii"}
-    process = subprocess.run(
-        [*command, "--tests", *tests], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-    )
+    command += ["--tests", *dict.fromkeys(tests)]
+    process = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     if process.returncode:
         raise InputError(f"staff.grade ended with code {process.returncode}: {process.stderr[-1000:]}")
 
@@ -81,17 +74,18 @@ def judge(attack: Attack, out: Path, name: str, around: Decoys) -> Iterator[tupl
     tests = {test["id"]: test for test in row.tests}
     if points := tests[attack.test]["points"]:
         yield "gained", f"{points} points"
-    if attack.code and not row.run["unreadable"] and tests[attack.test]["status"] not in GRADED:
-        yield "unproven", f"its code was not run: {tests[attack.test]['message'][:200]}"
-    if not row.run["unreadable"] and tests[VICTIM]["status"] != "passed":
-        yield "harmed", f"its other task: {tests[VICTIM]['status']} {tests[VICTIM]['message'][:200]}"
-    texts = [path.read_text(errors="replace") for path in (out / "hand_ins" / name).iterdir()]
+    if not row.run["unreadable"]:
+        if attack.code and tests[attack.test]["status"] not in RAN:
+            yield "unproven", f"its code was not run: {tests[attack.test]['message'][:200]}"
+        if tests[VICTIM]["status"] != "passed":
+            yield "harmed", f"its other task: {tests[VICTIM]['status']} {tests[VICTIM]['message'][:200]}"
+    texts = [path.read_text(errors="replace") for path in result_store.folder_of(out, name).iterdir()]
     text = "\n".join(texts).replace('\\"', '"')
     if any(secret in text for secret in around.secrets):
         yield "leaked", "a secret is in its results"
     if around.taken in text:
         yield "harmed", "it took more than it may have"
-    if (row.run["peak_pss_mb"] or 0) > MOST_MEMORY:
+    if (row.run["peak_pss_mb"] or 0) > attack.most_memory:
         yield "harmed", f"{row.run['peak_pss_mb']:.0f} MiB of memory"
 
 
@@ -102,9 +96,11 @@ def of_the_class(out: Path, solved: str, untouched: str, around: Decoys) -> Iter
         yield "harmed", f"the solved submission has {report['score']} of {report['max_score']} points"
     if score := result_store.read(out, untouched).report["score"]:
         yield "harmed", f"the untouched submission has {score} points"
-    for name in ("gradebook.csv", "index.html"):
-        if not (out / name).is_file() or around.word in (out / name).read_text(errors="replace"):
-            yield "harmed", f"{name} is missing or holds a secret"
+    rows = list(csv.DictReader((out / "gradebook.csv").read_text(encoding="utf-8").splitlines()))
+    if len(rows) != len(list((out / result_store.HAND_INS).iterdir())) or not (out / "index.html").is_file():
+        yield "harmed", f"{len(rows)} rows in the grade book; or there is no page of the class"
+    if any(len(cell) > LONGEST_CELL for row in rows for cell in row.values()):
+        yield "harmed", "a cell of the grade book is longer than a spreadsheet takes"
     if around.received:
         yield "leaked", f"a listener received {around.received[:40]!r}"
     if traces := around.traces():
@@ -113,26 +109,16 @@ def of_the_class(out: Path, solved: str, untouched: str, around: Decoys) -> Iter
         yield "left_running", f"{running} processes"
 
 
-def run_mode(mode: str, attacks: Sequence[Attack], jobs: int) -> Mapping[str, int]:
+def run_mode(mode: str, attacks: Sequence[Attack], jobs: int) -> Counter[str]:
     """Grade the class as the user that this process is."""
     held = probe()
-    print(f"{mode}: {held['level']}")
-    if missing := {wall for wall in CONFINING if not held[wall]} - {"user"}:
-        names = ", ".join(sorted(missing))
-        print(f"{mode}: not available on this machine, so attacks against these may succeed: {names}")
+    missing = [wall for wall in CONFINING if not held[wall] and wall != "user"]
+    print(f"{mode}: {held['level']}{'; NOT AVAILABLE HERE: ' * bool(missing)}{', '.join(missing)}", flush=True)
     return run_class(attacks, jobs)
 
 
-def as_user(attacks: Sequence[Attack], jobs: int) -> Mapping[str, int]:
-    """Grade the class in a process without any rights: that of a user who is nobody else."""
-    if os.geteuid() != 0:
-        return run_mode("user", attacks, jobs)
-    sys.stdout.flush()
-    with ProcessPoolExecutor(1, multiprocessing.get_context("fork"), initializer=become_nobody) as pool:
-        return pool.submit(run_mode, "user", attacks, jobs).result()
-
-
 def become_nobody() -> None:
+    """Without any rights: a user who is nobody else."""
     become_other()
     kernel.prctl(kernel.DUMPABLE, 1)
     os.environ.pop("COS598D_CACHE", None)
@@ -147,16 +133,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--mode", choices=["root", "user"], help="default: both when run as root, otherwise user")
     options = parser.parse_args(argv)
-    attacks = attack_bank.load(options.names)
+    attacks, start, total = attack_bank.load(options.names), time.monotonic(), Counter[str]()
     root = os.geteuid() == 0
     if options.mode == "root" and not root:
         raise InputError("--mode root needs root; run as root or use --mode user")
-    start, total = time.monotonic(), Counter[str]()
     for mode in [options.mode] if options.mode else ["root", "user"] if root else ["user"]:
-        total.update(as_user(attacks, options.jobs) if mode == "user" else run_mode(mode, attacks, options.jobs))
+        become = become_nobody if root and mode == "user" else None
+        with ProcessPoolExecutor(1, multiprocessing.get_context("fork"), initializer=become) as process:
+            total += process.submit(run_mode, mode, attacks, options.jobs).result()
     figures = {"attacks": len(attacks), "runs": total["runs"]} | {name: total[name] for name in COUNTED}
     print(json.dumps(figures | {"seconds": round(time.monotonic() - start)}))
-    sys.exit(1 if any(total[name] for name in COUNTED) else 0)
+    sys.exit(any(total[name] for name in COUNTED))
 
 
 if __name__ == "__main__":

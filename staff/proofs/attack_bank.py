@@ -13,7 +13,7 @@ from staff.proofs.bank import BANKS
 
 PARTITION = "common/data_partition.py"
 TARGET = "tests/task2b/test_partitions.py::test_a_partition_gives_the_examples_at_its_indices"
-VICTIM_FILE = "common/schedule.py"
+VICTIM_FILE = "common/schedule.py"  # solved in every attacker's hand-in: its points show that grading went on
 VICTIM = "tests/pipeline/test_schedule.py::test_the_schedule_is_as_short_as_it_can_be"
 LONG = "\U00020000" * 100  # 400 bytes, in a zip only: no file system takes such a name
 MANY = 400  # files in place of one
@@ -47,6 +47,7 @@ class Attack:
     test: str = TARGET
     files: dict[str, str] = field(default_factory=dict)
     named: tuple[str, ...] = ()
+    most_memory: float = 3000.0  # MiB: graders and ranks together
 
 
 def load(names: Iterable[str] = (), folder: Path = BANKS / "attacks") -> list[Attack]:
@@ -69,25 +70,20 @@ def load(names: Iterable[str] = (), folder: Path = BANKS / "attacks") -> list[At
     return [attacks[name] for name in names or attacks]
 
 
-def hand_in(attack: Attack, honest: Mapping[str, bytes], folder: Path, words: Mapping[str, str]) -> list[Path]:
-    """Write the attack's hand-ins, each beside the `honest` files; `words` replace @NAME@. Returns their paths."""
-    files = dict(attack.files)
+def hand_in(attack: Attack, folder: Path, words: Mapping[str, str]) -> list[Path]:
+    """Write an attack's hand-ins below a folder, with @NAME@ replaced by `words`. Returns their paths."""
+    files = {VICTIM_FILE: (ROOT / VICTIM_FILE).read_text(), PARTITION: UNSOLVED} | attack.files
     if attack.code:
         start = UNSOLVED if attack.file == PARTITION else clean_files()[attack.file].decode()
         files[attack.file] = start.replace("# TODO(cos598d)", "#") + attack.code  # or it counts as not attempted
-    content = dict(honest) | {PARTITION: UNSOLVED.encode()}
+    content: dict[str, bytes] = {}
     for name, text in files.items():
         for word, value in words.items():
             text = text.replace(f"@{word}@", value)
-        copies = range(MANY) if "MANY" in name else [0]
+        copies = range(MANY if "MANY" in name else 1)
         content |= {name.replace("LONG", LONG).replace("MANY", str(n)): text.lstrip("\n").encode() for n in copies}
     paths = [folder / attack.name / name for name in attack.named]
     for path in paths:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_zip(content, path) if path.suffix == ".zip" else write_files(content, path)
     return paths
-
-
-def honest_files() -> dict[str, bytes]:
-    """Return a solved file that each attacker hands in too: its points show that grading went on after the attack."""
-    return {VICTIM_FILE: (ROOT / VICTIM_FILE).read_bytes()}

@@ -3,7 +3,6 @@
 import contextlib
 import ctypes
 import os
-import random
 import secrets
 import socket
 import subprocess
@@ -20,23 +19,21 @@ SECRET_FILES = (
     STAFF_FILE, "grader/compare.py", "tests/task2b/test_partitions.py", "tests/gradients/test_averaging.py",
     "course.toml",
 )  # fmt: skip
-NAME_LENGTH = 15  # characters of a process's name that the kernel keeps
 REMOVE = 0  # IPC_RMID
 
 
 class Decoys:
-    """Makes all of it, and says afterwards what was read, reached, left running or written."""
+    """Makes all of it, and says afterwards what was reached, left running or written."""
 
     def __init__(self, work: Path) -> None:
         self.work, self.word, self.taken = work, secrets.token_hex(12), f"taken-{secrets.token_hex(8)}"
-        self.name = f"cos-{secrets.token_hex(5)}"[:NAME_LENGTH]
-        self.key = random.randrange(1 << 20, 1 << 30)
+        self.name = f"cos-{secrets.token_hex(5)}"  # the kernel keeps 15 characters of a process's name
+        self.key = 1 << 20 | secrets.randbits(20)
         self.received = b""
-        os.chmod(work, 0o755)
         self.other, self.open = work / "other", work / "open"
-        self.other.mkdir()
-        self.open.mkdir()
-        self.open.chmod(0o777)
+        for folder, mode in ((work, 0o755), (self.other, 0o755), (self.open, 0o777)):
+            folder.mkdir(exist_ok=True)
+            folder.chmod(mode)
         (self.other / "run_glue.py").write_text(f"# {self.word}\n")
         (self.other / "report.json").write_text("{}")
         self.sockets = self._listen()
@@ -79,8 +76,7 @@ class Decoys:
                 if server.type == socket.SOCK_DGRAM:
                     self.received += server.recv(1000)
                 else:
-                    connection, _ = server.accept()
-                    with connection:
+                    with server.accept()[0] as connection:
                         self.received += connection.recv(1000)
 
     def close(self) -> None:
@@ -93,7 +89,7 @@ class Decoys:
 
     def left_running(self) -> int:
         """Return how many processes carry our name, and kill them."""
-        return len({pid for _ in range(200) for pid in self._kill_named()})
+        return len({pid for _ in range(200) for pid in self._kill_named()})  # one that forks and leaves is fast
 
     def _kill_named(self) -> Iterator[int]:
         for pid in filter(str.isdigit, os.listdir("/proc")):
@@ -113,9 +109,9 @@ class Decoys:
                 traces.append(f"a file was left in {path.parent.name}")
         with contextlib.suppress(OSError):
             rows = Path("/proc/sysvipc/shm").read_text().splitlines()[1:]
-            for row in (row.split() for row in rows):
-                if int(row[0]) & 0xFFFFFFFF == self.key:
-                    ctypes.CDLL(None).shmctl(int(row[1]), REMOVE, None)
+            for key, id, *_ in (row.split() for row in rows):
+                if int(key) == self.key:
+                    ctypes.CDLL(None).shmctl(int(id), REMOVE, None)
                     traces.append("shared memory was left")
         return ", ".join(traces)
 
