@@ -9,8 +9,8 @@ step on its share of the cores, while the others wait: the ratio to it is the in
 Before that, each strategy has to show that its gradient is right (benchmark.prove, on a tiny model): a wrong one is
 named and not timed, and the exit code is 1. All start from the same weights and see the same examples, so the timed
 steps' losses and gradient norms are compared with single's, too.
-"again" is a second engine of the strategy that all are compared with, and "metered" a third with the phase timers on:
-their ratios, which should be 1, are the error of the table and the cost of measuring.
+"again" is a second engine of the strategy that all are compared with: its ratio, which should be 1, is the error of the
+table.
 
 peak: what a step needs of memory. sent: by one worker in a step, and as which dtypes (gradients + parameters). exposed:
 communication or waiting for another worker while nothing is computed, in two steps under the profiler after the last
@@ -31,13 +31,12 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
 from benchmark.arguments import parse
 from benchmark.measure.bars import Bar, draw_bars
-from benchmark.measure.compared import AGAIN, METERED, WARM_UP, ComparedStrategy, trace
+from benchmark.measure.compared import AGAIN, WARM_UP, ComparedStrategy, trace
 from benchmark.measure.comparison import Rounds, Row, evaluate, notes_of, read_rounds, table
 from benchmark.measure.machine import environment, machine_line
 from benchmark.measure.output import publish, write_csv
@@ -110,7 +109,7 @@ def labels_of(settings: Settings, names: list[str], base: str) -> tuple[list[Lab
     others = [name for name in dict.fromkeys([base, *names]) if name != "single"]
     reasons = {name: why_not(replace(settings, strategy=name)) for name in others}
     labels = [Label(name) for name in ("single", *others) if not reasons.get(name)]
-    return [*labels, Label(base, AGAIN), Label(base, METERED)], [reason for reason in reasons.values() if reason]
+    return [*labels, Label(base, AGAIN)], [reason for reason in reasons.values() if reason]
 
 
 def report(settings: Settings, left_out: list[str], base: str, begin: dict[str, Any]) -> None:
@@ -130,11 +129,10 @@ def report(settings: Settings, left_out: list[str], base: str, begin: dict[str, 
     draw(folder / "comparison.png", rows, base, f"{settings.model}, {settings.world_size} workers")
     flat = [flattened(row) for row in rows]
     write_csv(folder / "comparison.csv", [list(flat[0]), *(list(row.values()) for row in flat)])
-    columns = np.array(rounds.seconds)[WARM_UP:].T * 1e3
     result = {
         "wrong": [str(one.label) for one in faults],
         "rows": [*(row.as_json() for row in rows), *(one.as_json() for one in faults)],
-        "steps_ms": {str(label): column.tolist() for label, column in zip(rounds.labels, columns, strict=True)},
+        "steps_ms": rounds.steps_ms(),
         "left_out": left_out,
         "base": base,
     }

@@ -2,10 +2,11 @@
 
 from benchmark.engines.engine import micro_batches
 from benchmark.measure.architecture import describe
+from benchmark.measure.state_bytes import BUCKET
 from benchmark.names import is_own
 from benchmark.settings import Settings
 from benchmark.strategies import STRATEGIES
-from beyond.step_memory import cut, fitting, peak, turning_point
+from beyond.step_memory import ADAM_TEMPORARIES, BYTES, Sizes, cut, fitting, peak, turning_point
 
 FITTING = ("ddp", "own_zero1", "own_zero2", "own_zero3", "fsdp", "own_tensor", "own_1f1b")
 
@@ -19,9 +20,20 @@ def peak_bytes(strategy: str, model: str, workers: int, batch: int, length: int)
         examples = batch * stages * slices  # of a replica
         count = micro_batches(examples, stages) if stages > 1 else 1
         return peak("1f1b" if stages > 1 else "tensor", cut(sizes, slices), examples / count, stages, count)
-    if STRATEGIES[strategy].zero:  # DeepSpeed keeps its buffers
-        return kept_bytes(strategy, model, workers, length) + turning_point(sizes, batch)
+    if zero := STRATEGIES[strategy].zero:
+        return _deepspeed(zero[0], kept_bytes(strategy, model, workers, length), sizes, batch, workers)
     return peak(strategy.removeprefix("own_"), sizes, batch, workers)
+
+
+def _deepspeed(stage: int, kept: float, sizes: Sizes, batch: int, workers: int) -> float:
+    """Return the peak of DeepSpeed, whose optimizer works on flat tensors; kept: with gradients, which come last."""
+    whole, shard, computing = sizes.parameters, sizes.parameters / workers, turning_point(sizes, batch)
+    if stage == 0:  # all gradients once more, as one message
+        return max(kept - whole + computing, kept + whole)
+    if stage == 3:  # all parameters are whole from forward to backward; gloo gathers into a copy
+        return kept + whole + max(whole, computing)
+    # While computing there is a bucket; the update has the shard's gradients once more, and Adam's temporary tensors.
+    return max(kept - shard + BYTES * BUCKET + computing, kept + (1 + ADAM_TEMPORARIES) * shard)
 
 
 def kept_bytes(strategy: str, model: str, workers: int, length: int) -> float:

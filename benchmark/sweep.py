@@ -59,6 +59,8 @@ def plan(flags: argparse.Namespace) -> list[Cell]:
             )
         if workers == 1 or one_process not in STRATEGIES[label.strategy].limits:
             cells += [Cell(label, model, b, workers) for b in (batches if examples is None else [examples // workers])]
+    if not cells:
+        raise InputError(f"--workers: {flags.strategies} runs on one worker, got {flags.workers}; add 1")
     return cells
 
 
@@ -98,13 +100,11 @@ class Sweep:
 
     def prove(self, cells: list[Cell]) -> Proofs:
         """Prove the strategies of these cells once for each small model and number of workers."""
-        from benchmark.arguments import (
-            add_run_flags,
-        )  # here: they load torch, and this command's flags are checked before
-        from benchmark.arguments import parse as parse_run
+        from benchmark import arguments  # here: they load torch, and this command's flags are checked before
         from benchmark.prove import small_model
 
-        settings, _ = parse_run(self.words(cells[0]), add_flags=add_run_flags)  # a wrong flag is said once
+        # A wrong flag behind -- is said once, not by every run.
+        settings, _ = arguments.parse(self.words(cells[0]), add_flags=arguments.add_run_flags)
         words = ["--no_cuda"] if "--no_cuda" in self.more else []
         for flag in OF_GRADIENT:
             if (value := getattr(settings, flag)) is not None:
@@ -115,13 +115,9 @@ class Sweep:
                 names.setdefault((small_model(cell.model, cell.workers), cell.workers), {})[cell.label.strategy] = None
         proofs: Proofs = {}
         for (model, workers), strategies in names.items():
-            place = [
-                "--output_dir",
-                str(self.folder / f"proof-{Path(model).name}-w{workers}"),
-                "--overwrite_output_dir",
-            ]
-            what = ["--strategies", ",".join(strategies), "--model", model, "--workers", str(workers)]
-            done = run("benchmark.prove", [*what, *words, *place], self.threads)
+            place = self.folder / f"proof-{Path(model).name}-w{workers}"
+            what = ["--strategies", ",".join(strategies), "--model", model, "--workers", str(workers), *words]
+            done = run("benchmark.prove", [*what, "--output_dir", str(place), "--overwrite_output_dir"], self.threads)
             if not done.stdout:
                 raise InputError(f"benchmark.prove: {cause(done)}")
             rows = json.loads(done.stdout.splitlines()[-1])["rows"]
@@ -172,9 +168,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     add("--models", default="gpt2-tiny", help="models, separated by commas (gpt2-tiny)")
     add("--workers", default="2", help="numbers of workers, separated by commas (%(default)s)")
     add("--batch_sizes", default="1,2,4,8,16,32,64,128", help="batch sizes per worker (%(default)s)")
-    add(
-        "--examples_per_step", type=positive, help="divide so many examples among the workers, instead of --batch_sizes"
-    )
+    add("--examples_per_step", type=positive, help="examples that all workers share, instead of --batch_sizes")
     add("--steps", type=positive, default=24, help="steps per run, with 2 of warm-up and 2 that are traced (24)")
     add("--repeats", type=positive, default=1, help="launches of each run: the median, from 3 on an interval (1)")
     add("--seed", type=int, default=1, help="of the order of the launches (1)")
@@ -213,7 +207,7 @@ def main() -> None:
             tqdm.write(f"{cell.name}: {failure.outcome}: {failure.message}", file=sys.stderr)
     result = write_tables(sweep.folder)
     print(json.dumps(result))
-    if wrong := verdict({run["message"]: None for run in result["failures"] if run["outcome"] == "wrong"}):
+    if wrong := verdict(dict.fromkeys(run["message"] for run in result["failures"] if run["outcome"] == "wrong")):
         sys.exit(wrong)
 
 

@@ -118,9 +118,11 @@ def peak(strategy: str, sizes: Sizes, batch: float, workers: int, micro_batches:
         end = max(gradients + messages, _gathering(shard, sizes.block))
         return values + states / workers + max(turning_point(sizes, batch), end)
     buckets = gradients if strategy in ("ddp", "overlap") else 0  # exist all the time; other gradients come by and by
-    update = values + gradients + states + ADAM_TEMPORARIES * sizes.embedding
+    update: float = values + gradients + states + ADAM_TEMPORARIES * sizes.embedding
     if strategy == "overlap":  # at the end of the first step it makes its buckets again, in another order
         update += buckets
+    if strategy == "ring":  # all gradients once more as one message, and the chunk that arrives
+        update = values + gradients + states + gradients + shard
     return max(values + buckets + states + turning_point(sizes, batch), update)
 
 

@@ -9,7 +9,7 @@ from common.paths import shown
 from common.timeline.parts import NAMES as PARTS
 from common.timeline.parts import Parts, mean, milliseconds
 from handin.figures import Figures
-from handin.findings import Findings, check_comparable, check_time, cores, iteration_time, ratio, table
+from handin.findings import Findings, check_comparable, check_time, cores, iteration_time, ratio, table, text
 from handin.records import ITERATIONS, Run, Runs, differences
 
 LABELS = {"task1": "1 one worker", "task2a": "2a gather + scatter", "task2b": "2b all_reduce", "task3": "3 DDP"}
@@ -28,8 +28,7 @@ def task1(runs: Runs, findings: Findings, figures: Figures) -> str:
     if longest.epochs < EPOCHS:  # in a folder of its own, so that the 40 iterations remain
         what = f"task 1 over {EPOCHS} epochs ({longest.name} has only {longest.epochs})"
         findings.miss(what, f"{command} --output_dir runs/task1_epochs")
-    findings.use(longest, "losses and metric of task 1")
-    time, evaluations = iteration_time(longest), longest.records[0]["evaluations"]
+    evaluations = longest.records[0]["evaluations"]
     metrics = [evaluation["metrics"] for evaluation in evaluations]
     if len(metrics) > 1 and all(of == metrics[0] for of in metrics):
         findings.doubt(f"{longest.name}: the metric never changes: is the model that is trained also evaluated?")
@@ -37,7 +36,7 @@ def task1(runs: Runs, findings: Findings, figures: Figures) -> str:
     data = longest.setting["task"].upper() if longest.config["data_dir"] else "the embedded sample"
     return "".join([
         losses_table({LABELS["task1"]: longest}),
-        f"Mean time of iterations 2 to {ITERATIONS}: {time.text(4)} s.\n\n" if time else "",
+        f"Mean time of iterations 2 to {ITERATIONS}: {text(iteration_time(longest), 4)} s.\n\n",
         f"On the dev set of {data}, after every epoch (`{longest.name}`):\n\n",
         table(" | ".join(["epoch", *(metrics[0] if metrics else [])]), rows),
         figures.losses("loss_task1.png", "Training loss of task 1", {LABELS["task1"]: longest}),
@@ -67,7 +66,6 @@ def ladder(runs: Runs, findings: Findings, figures: Figures) -> str:
     ]
     compared = {LABELS[run.kind]: run for run in [*ones, *timed]}
     for run in compared.values():
-        findings.use(run, "losses and times")
         check_time(run, findings)
     _check_losses(list(compared.values()), findings)
     shown_timelines = [(LABELS[kind].split()[0], runs.with_timeline(kind), "make demo") for kind in SCRIPTS]
@@ -113,8 +111,8 @@ def _times(ones: list[Run], runs: Runs, findings: Findings) -> str:
             of, bound = min(bounds.items(), key=lambda pair: pair[1])
             if run is not one and time and alone and check_comparable(findings, what, one.setting, run.setting):
                 cells = ratio(findings, what, alone, time, bound, of)
-        seconds, threads = time.text(4) if time else "–", run.records[0]["host"]["threads"]
-        rows.append([LABELS[run.kind], run.workers, threads, seconds, *cells, f"`{run.name}`"])
+        threads = run.records[0]["host"]["threads"]
+        rows.append([LABELS[run.kind], run.workers, threads, text(time, 4), *cells, f"`{run.name}`"])
     return table("task | workers | threads each | s per iteration | speed-up | note | run", rows)
 
 
@@ -141,7 +139,6 @@ def timelines(rows: Sequence[tuple[str, list[Run], str]], findings: Findings, fi
         if not found:
             findings.miss(f"the timeline of {label}", command)
         for run in found[:1]:
-            findings.use(run, "timeline")
             pictures += figures.timeline(f"One step of {label} ({run.name})", run, findings)
             steps = [Parts(**row) for record in run.records for row in record["timeline"]["steps"]]
             for rank in sorted({step.rank for step in steps}):

@@ -51,7 +51,7 @@ class Figures:
         try:
             draw(shortest_step(read_trace(run.folder / "timeline.json")), self.folder / name)
         except InputError as error:
-            findings.doubt(str(error))
+            findings.doubt(f"{run.name}: {str(error).removeprefix(f'{run.folder}/')}")
             return ""
         return _markdown(caption, name)
 

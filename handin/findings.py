@@ -16,22 +16,17 @@ NOT_OF_TIMES = ("dropout", "learning rate", "steps of the schedule", "workers") 
 
 @dataclass
 class Findings:
-    """missing: what is missing, and the command that makes it. used: name of a run -> what the report takes from it."""
+    """missing: what is missing, and the command that makes it."""
 
     missing: list[tuple[str, str]] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)
-    used: dict[str, list[str]] = field(default_factory=dict)
 
     def miss(self, what: str, command: str) -> None:
         self.missing.append((what, command))
 
-    def doubt(self, *texts: str) -> None:
-        self.doubts += [text for text in texts if text not in self.doubts]
-
-    def use(self, run: Run, what: str) -> None:
-        """Note that the report takes something from a run, and doubt the run if something is wrong with it."""
-        self.doubt(*(f"{run.name}: {problem}" for problem in run.problems))
-        self.used.setdefault(run.name, []).append(what)
+    def doubt(self, text: str) -> None:
+        if text not in self.doubts:
+            self.doubts.append(text)
 
 
 @dataclass(frozen=True)
@@ -41,10 +36,13 @@ class Measured:
     mean: float
     error: float | None
 
-    def text(self, digits: int) -> str:
-        """Return a cell of a table, such as "0.1000 ± 0.0002", which is not broken into two lines."""
-        deviation = "" if self.error is None else f"\u00a0±\u00a0{self.error:.{digits}f}"
-        return f"{self.mean:.{digits}f}{deviation}"
+
+def text(measured: Measured | None, digits: int) -> str:
+    """Return a cell of a table, such as "0.1000 ± 0.0002", which is not broken into two lines."""
+    if measured is None:
+        return "–"
+    deviation = "" if measured.error is None else f"\u00a0±\u00a0{measured.error:.{digits}f}"
+    return f"{measured.mean:.{digits}f}{deviation}"
 
 
 def table(head: str, rows: Sequence[Sequence[object]]) -> str:
@@ -67,28 +65,26 @@ def iteration_time(run: Run) -> Measured | None:
     return Measured(statistics.fmean(seconds), error) if seconds else None
 
 
-def check_time(run: Run, findings: Findings) -> None:
-    """Doubt the times of a run that is too short, or during which other programs were busy."""
-    if len(run.seconds) < ITERATIONS:
-        findings.doubt(f"{run.name}: only {len(run.seconds)} iterations; the course asks for {ITERATIONS}")
-    machines = {record["host"]["name"] for record in run.records}  # each sees only its own programs
-    on_one = len(machines) == 1 and len(run.records) == run.workers
+def check_time(run: Run, findings: Findings, least: int = ITERATIONS) -> None:
+    """Doubt the times of a run with fewer than `least` iterations, or during which other programs were busy."""
+    if len(run.seconds) < least:
+        findings.doubt(f"{run.name}: only {len(run.seconds)} iterations; the course asks for {least}")
+    on_one = len(run.machines) == 1 and len(run.records) == run.workers  # a machine sees only its own programs
     if on_one and (warning := disturbance(other_programs([record["processor"] for record in run.records]))):
         findings.doubt(f"{run.name}: {warning}; run it again")
 
 
 def cores(run: Run) -> float:
     """Return how many cores the workers of a run shared; infinite where this is not known: on GPUs, or elsewhere."""
-    here = {record["host"]["name"] for record in run.records} == {socket.gethostname()}
-    return os.cpu_count() or math.inf if here and run.setting["device"] == "cpu" else math.inf
+    here = run.machines == {socket.gethostname()} and run.setting["device"] == "cpu"
+    return os.cpu_count() or math.inf if here else math.inf
 
 
 def check_comparable(
     findings: Findings, what: str, one: dict, other: dict, but: Collection[str] = NOT_OF_TIMES
 ) -> bool:
     """Return whether two settings are the same, apart from `but`; if not, say why `what` cannot be compared."""
-    reasons = differences(one, other, but)
-    if reasons:
+    if reasons := differences(one, other, but):
         findings.doubt(f"{what} cannot be compared: {'; '.join(reasons)}")
     return not reasons
 
@@ -98,11 +94,11 @@ def ratio(
 ) -> list[str]:
     """Return two cells: top / bottom, and a note on it. bound: the largest ratio that is possible, given by `of`."""
     value, note = top.mean / bottom.mean, ""
-    noise = math.inf if top.error is None or bottom.error is None else 2 * math.hypot(top.error, bottom.error)
+    noise = 2 * math.hypot(top.error, bottom.error) if top.error is not None and bottom.error is not None else -1
     if value > bound:
         note = f"above {of}, {bound:.4g}"
         findings.doubt(f"{what} is {value:.2f}, {note}: one of the two runs was disturbed, or did different work")
-    elif abs(top.mean - bottom.mean) <= noise < math.inf:
+    elif abs(top.mean - bottom.mean) <= noise:
         note = "within the noise"
         findings.doubt(f"{what} is {value:.2f}, {note}: do not call one of the two faster")
     return [f"{value:.2f}", note]

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from common.epochs import mean_and_deviation, measured_epochs
+from common.workers.processor import disturbance
 from handin.bert import timelines
 from handin.figures import Figures
-from handin.findings import Findings, Measured, check_comparable, iteration_time, ratio, table
+from handin.findings import Findings, Measured, check_comparable, check_time, iteration_time, ratio, table, text
 from handin.records import DAMAGED, Run, Runs
 
 DATA_PARALLEL = "python task2b_allreduce/run_gpt2.py --n_epochs 4"
@@ -41,6 +42,8 @@ def scaling(runs: Runs, findings: Findings, figures: Figures) -> str:
             setting = row["setting"] | {"batch of a worker": row["batch_size"] / row["workers"]}
             metrics = (Measured(row[name], row[f"{name}_std"] or None) for name in METRICS)  # 0: of one epoch alone
             found[row["workers"], row["threads"]] = Scaling(row["batch_size"], setting, *metrics)
+            if warning := disturbance(row["other_programs"]):
+                findings.doubt(f"submit_figures/{path.name}: {warning}; run it again")
         except DAMAGED as error:
             findings.doubt(f"submit_figures/{path.name} is damaged, or of another version ({error!r}); run it again")
     for workers, batch in ((1, 64), (2, 128)):
@@ -54,7 +57,7 @@ def scaling(runs: Runs, findings: Findings, figures: Figures) -> str:
         what, cells = f"the speed-up of GPT-2 on {workers} x {threads} threads", ["–", ""]
         if base and of is not base and check_comparable(findings, what, base.setting, of.setting):
             cells = ratio(findings, what, of.speed, base.speed, workers * threads, "the number of threads")
-        rows.append([workers, threads, of.batch, of.seconds.text(3), of.speed.text(0), *cells])
+        rows.append([workers, threads, of.batch, text(of.seconds, 3), text(of.speed, 0), *cells])
     return (
         table("workers | threads each | batch | s per epoch | tokens per s | speed-up | note", rows)
         + figures.copied(runs.figures / "data_parallel_training_time.png", "Training time of an epoch")
@@ -100,7 +103,7 @@ def _missing_modes(found: set[Key], findings: Findings) -> None:
 
 def _row(key: Key, run: Run, base: Run | None, findings: Findings) -> list[object]:
     """Return a row of the pipeline's table."""
-    findings.use(run, "pipeline")
+    check_time(run, findings, least=2)
     (mode, count), (seconds, speed) = key, _epochs(run)
     stages = PARTITIONS if mode == "pipeline_parallel" and run.setting["device"] == "cpu" else run.workers
     bound = count * stages / (count + stages - 1) if mode in BOUNDED and stages > 1 else math.inf
@@ -110,7 +113,7 @@ def _row(key: Key, run: Run, base: Run | None, findings: Findings) -> list[objec
     chunks = count if mode not in ("none", "model_parallel") else "–"
     limit = f"{bound:.2f}" if bound < math.inf else "–"
     threads, name = run.records[0]["host"]["threads"], f"`{run.name}`"
-    return [mode, chunks, threads, seconds.text(2), speed.text(0), cells[0], limit, cells[1], name]
+    return [mode, chunks, threads, text(seconds, 2), text(speed, 0), cells[0], limit, cells[1], name]
 
 
 def _epochs(run: Run) -> tuple[Measured, Measured]:
@@ -127,17 +130,19 @@ def beyond(runs: Runs, findings: Findings, figures: Figures) -> str:
         return "Not measured: the bonus is optional.\n\n"
     times, sizes = [], []
     for run in [*runs.of("task3_gpt2"), *sorted(runs.of("beyond"), key=lambda run: run.name)]:
-        findings.use(run, "bonus")
         strategy = run.config.get("strategy", "DDP (task 3)")
         if strategy == "overlap":
             strategy += f", buckets of {run.config['bucket_bytes'] / 2**20:.3g} MiB"
         begin, end = [strategy, run.workers, run.setting["total batch"]], f"`{run.name}`"
-        time, measured = iteration_time(run), run.records[0].get("communication", {}) | run.records[0].get("memory", {})
-        of = {name: value for name, value in measured.items() if value is not None}
-        cells = [f"{of[name]:.4g}" if name in of else "–" for name in ("exposed_seconds", "messages")]
-        times.append([*begin, time.text(4) if time else "–", *cells, end])
-        names = ("bytes", "persistent_bytes", "peak_bytes")
-        sizes.append([*begin, *(f"{of[name] / 1e6:.3f}" if name in of else "–" for name in names), end])
+        measured = run.records[0].get("communication", {}) | run.records[0].get("memory", {})
+        of = {
+            name: f"{value / 1e6 if 'bytes' in name else value:.4g}"
+            for name, value in measured.items()
+            if value is not None
+        }
+        cells = [of.get(name, "–") for name in ("exposed_seconds", "messages")]
+        times.append([*begin, text(iteration_time(run), 4), *cells, end])
+        sizes.append([*begin, *(of.get(name, "–") for name in ("bytes", "persistent_bytes", "peak_bytes")), end])
     zero3 = [run for run in runs.with_timeline("beyond") if run.config["strategy"] == "zero3"]
     return (
         table("strategy | workers | batch | s per iteration | exposed (s) | messages | run", times)

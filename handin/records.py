@@ -42,6 +42,10 @@ class Run:
         return self.setting["workers"]
 
     @property
+    def machines(self) -> set[str]:
+        return {record["host"]["name"] for record in self.records}
+
+    @property
     def config(self) -> dict[str, Any]:
         """The flags of the script."""
         return self.records[0]["config"]

@@ -6,21 +6,21 @@ What is missing or suspicious comes first, then the measurements and questions o
 """
 
 import itertools
+import re
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.errors import InputError
 from common.paths import atomic_write
+from course.next_step import open_regions, written
 from course.table import Course
-from course.todo import find_blocks
 from handin.bert import ladder, task1
 from handin.figures import Figures
 from handin.findings import Findings
 from handin.gpt2 import beyond, pipeline, scaling
 from handin.pdf import markdown_to_pdf
-from handin.records import DAMAGED, Runs, find_runs
+from handin.records import DAMAGED, Run, Runs, find_runs
 from handin.student import Student, remembered
-from handin.texts import Section, sections_of
 from handin.traffic import traffic
 from handin.words import is_unchanged_outside, read_words, section, with_fingerprint
 
@@ -38,6 +38,38 @@ WRITERS = {  # key of a section in report.toml -> what writes its measurements
     "beyond": beyond,
     "implementation": lambda *_: "",
 }
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question. A student's answer is found again by `name`."""
+
+    section: str
+    name: str
+    text: str
+    task: str = ""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section: measurements, what explains them, and below them questions."""
+
+    key: str
+    heading: str
+    questions: list[Question]
+    tasks: tuple[str, ...] = ()
+    explained: str = ""
+
+
+def sections_of(course: Course) -> list[Section]:
+    """Return the sections and questions on the tasks that a course has."""
+    texts = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+    questions = [Question(**row) for row in texts["question"] if row.get("task", "") in {"", *course.tasks}]
+    sections = [
+        Section(key, questions=[question for question in questions if question.section == key], **row)
+        for key, row in texts["section"].items()
+    ]
+    return [section for section in sections if not section.tasks or set(section.tasks) & course.tasks.keys()]
 
 
 @dataclass(frozen=True)
@@ -60,7 +92,7 @@ def build_report(tree: Path, course: Course, student: Student | None = None, fol
     earlier = path.read_text(encoding="utf-8") if path.exists() else ""
     words, student = read_words(earlier, "report/report.md"), student or remembered(earlier)
     findings, runs = Findings(), find_runs(folder or tree / "runs", tree / "submit_figures")
-    findings.doubt(*runs.unusable)
+    findings.doubts += runs.unusable
     body, empty, names = "", [], set()
     for part in sections_of(course):
         body += f"## {part.heading}\n\n{part.explained}\n\n{_measurements(part, runs, findings, path.parent)}"
@@ -69,7 +101,9 @@ def build_report(tree: Path, course: Course, student: Student | None = None, fol
             body += f"**{' '.join(question.text.split())}**\n\n{section(question.name, own)}"
             empty += [question.name] * (not own and question.task not in course.bonus_tasks)
             names.add(question.name)
-    body += f"## Which run each number came from\n\n{_provenance(runs, findings)}"
+    shown = [run for run in runs.found if re.search(rf"[`(]{re.escape(run.name)}[`)]", body)]
+    findings.doubts += [f"{run.name}: {problem}" for run in shown for problem in run.problems]
+    body += f"## Which run each number came from\n\n{_provenance(shown)}"
     body += f"## Appendix: code\n\n{_code(tree, course, findings)}"
     if empty:
         findings.miss(f"answers to {len(empty)} questions: {', '.join(empty)}", "edit report/report.md")
@@ -102,45 +136,33 @@ def _unfinished(findings: Findings) -> str:
     return text + (f"## Suspicious\n\nMeasure these again, or explain them below.\n\n{doubts}\n" if doubts else "")
 
 
-def _provenance(runs: Runs, findings: Findings) -> str:
-    """Return what the report takes from each run, and how the run was made."""
+def _provenance(shown: list[Run]) -> str:
+    """Return how each run was made."""
     lines = []
-    for run in (run for run in runs.found if run.name in findings.used):
-        of, used = run.setting, ", ".join(dict.fromkeys(findings.used[run.name]))
-        ranks = f"{len(run.records)} of {run.workers} rank{'s' if run.workers > 1 else ''}"
-        size = f"{ranks}, {len(run.seconds)} iterations"
+    for run in shown:
+        of, ranks = run.setting, f"{len(run.records)} of {run.workers} rank{'s' if run.workers > 1 else ''}"
         work = f"{of['model']} on {of['data']}, batch {of['total batch']}, seed {of['seed']}"
-        lines.append(f"- `{run.name}`: {used} ({size}; {work}; {of['machine']}, {of['device']}, torch {of['torch']})\n")
+        place = f"{of['machine']}, {of['device']}, torch {of['torch']}"
+        lines.append(f"- `{run.name}`: {ranks}, {len(run.seconds)} iterations; {work}; {place}\n")
     return f"{''.join(lines)}\n" if lines else "No run.\n\n"
 
 
 def _code(tree: Path, course: Course, findings: Findings) -> str:
     """Return the student's lines of every region, from the file in which the region first appears."""
-    parts = []
+    bodies, still_open, text = written(course, tree), open_regions(course, tree), ""
     for task in course.tasks.values():
-        texts, unsolved = [], []
-        for row in (row for row in course.regions.values() if row.task == task.id):
-            try:
-                blocks = find_blocks((tree / row.file).read_text(encoding="utf-8"), row.file)
-            except FileNotFoundError:
-                blocks = []
-            except (OSError, UnicodeDecodeError, InputError) as error:
-                findings.doubt(f"cannot tell which lines of {row.file} are yours: {error}")
-                continue
-            own = [block for block in blocks if block.id == row.id]
-            if not own or not all(block.attempted for block in own):
-                unsolved.append(row.id)
-                continue
-            lines = "\n\n".join(block.body.strip("\n") for block in own)
+        rows = [row for row in course.regions.values() if row.task == task.id]
+        solved = [row for row in rows if row.id in bodies and row.id not in still_open]
+        text += f"### {task.title}{' (bonus)' if task.bonus else ''}\n\n" if solved or not task.bonus else ""
+        for row in solved:
+            lines = "\n\n".join(body.strip("\n") for body in bodies[row.id])
             fence = "````" if "```" in lines else "```"
             title = row.title.replace("_", "\\_")  # Markdown would take __init__ for bold
-            texts.append(f"#### {row.id} {title} ({row.file})\n\n{fence}python\n{lines}\n{fence}\n\n")
-        if unsolved and not task.bonus:
-            texts.append(f"Not solved: {', '.join(unsolved)}.\n\n")
+            text += f"#### {row.id} {title} ({row.file})\n\n{fence}python\n{lines}\n{fence}\n\n"
+        if (unsolved := [row.id for row in rows if row not in solved]) and not task.bonus:
+            text += f"Not solved: {', '.join(unsolved)}.\n\n"
             findings.miss(f"regions {', '.join(unsolved)} are not solved", f"pytest --hint {unsolved[0]}")
-        if texts:
-            parts.append(f"### {task.title}{' (bonus)' if task.bonus else ''}\n\n{''.join(texts)}")
-    return "".join(parts)
+    return text
 
 
 def summary(report: Report, tree: Path) -> list[str]:

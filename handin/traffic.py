@@ -6,11 +6,20 @@ from cluster.emulate import why_not
 from common.errors import InputError
 from handin.bert import losses_table
 from handin.figures import Figures
-from handin.findings import Findings, check_comparable, iteration_time, table
+from handin.findings import Findings, check_comparable, iteration_time, table, text
 from handin.records import Run, Runs
 
 BATCHES = (64, 32, 16)  # of all workers together, what the course asks for
 MAY_DIFFER = ("total batch", "dropout", "learning rate", "steps of the schedule", "machine", "model", "parameters")
+ON_ONE_MACHINE = "python -m cluster.launch --workers 4 -- task4_traffic/run_glue.py {}"
+ON_NODES = (
+    "python -m cluster.emulate --nodes 4 --rate 1gbit -- python task4_traffic/run_glue.py {} "
+    "--master_ip 10.10.1.1 --world_size 4 --local_rank {{rank}}"
+)
+PREDICTED = (
+    "--max_steps 10 --do_train --per_gpu_train_batch_size 2 --learning_rate 1e-5 --link_rate 1gbit "
+    "--model_name_or_path $(python -m cluster.random_bert 8M) --output_dir runs/task4_predicted"
+)
 TOLERANCE = 0.05  # of observed over expected with framing
 
 
@@ -21,7 +30,6 @@ def traffic(runs: Runs, findings: Findings, figures: Figures) -> str:
     measured = {run: of for run in found if (of := _read(run, findings))}
     rows, times = [], []
     for run, of in measured.items():
-        findings.use(run, "traffic")
         first, steps, name = next(iter(measured)), of.steps_per_epoch, f"`{run.name}`"
         what = f"traffic of {first.name} and {run.name}"
         if (
@@ -33,10 +41,9 @@ def traffic(runs: Runs, findings: Findings, figures: Figures) -> str:
         sizes = [f"{size:.2f}" for size in (of.tensor_bytes / 1e6, expected, expected + framing, observed)]
         ratios = [f"{observed / expected:.3f}", f"{observed / (expected + framing):.3f}"]
         rows.append([of.batch, of.dtype, of.tensors, *sizes, *ratios, name])
-        time, seconds = iteration_time(run), [of.communication, of.predicted]
-        cells = [f"{of.counted} of {steps}", time.text(4) if time else "–"]
-        cells += ["–" if value is None else f"{value:.4f}" for value in seconds]
-        times.append([run.setting["model"], of.batch, of.whose, *cells, name])
+        seconds = ["–" if value is None else f"{value:.4f}" for value in (of.communication, of.predicted)]
+        begin = [run.setting["model"], of.batch, of.whose, f"{of.counted} of {steps}"]
+        times.append([*begin, text(iteration_time(run), 4), *seconds, name])
     head = "batch | dtype | tensors | S | expected | with framing | observed | / expected | / with framing | run"
     return "".join([
         table(head, rows),
@@ -75,19 +82,9 @@ def _missing(found: list[Run], findings: Findings) -> None:
     if not any(dtype == "bf16" for _, dtype in there):
         wanted["bf16"] = "--per_gpu_train_batch_size 16 --grad_dtype bf16"
     # On emulated nodes if the other runs were there: the bytes of all must be counted in the same way.
-    nodes = found[0].setting["machine"] == "node0" if found else not why_not()
+    command = ON_NODES if (found[0].setting["machine"] == "node0" if found else not why_not()) else ON_ONE_MACHINE
     for name, flags in wanted.items():
-        findings.miss(f"task 4 with {name}", _command(nodes, f"--num_train_epochs 1 {flags}", f"task4_{name}"))
+        flags = f"--num_train_epochs 1 {flags} --output_dir runs/task4_{name}"
+        findings.miss(f"task 4 with {name}", command.format(flags))
     if not any(run.config["link_rate"] for run in found):
-        larger = "--learning_rate 1e-5 --model_name_or_path $(python -m cluster.random_bert 8M) --link_rate 1gbit"
-        flags = f"--max_steps 10 --do_train --per_gpu_train_batch_size 2 {larger}"
-        findings.miss("task 4 with a prediction for a larger model", _command(True, flags, "task4_predicted"))
-
-
-def _command(nodes: bool, flags: str, folder: str) -> str:
-    """Return the command that runs task 4 on four emulated nodes, or on this machine."""
-    script = f"task4_traffic/run_glue.py {flags} --output_dir runs/{folder}"
-    if not nodes:
-        return f"python -m cluster.launch --workers 4 -- {script}"
-    place = "--master_ip 10.10.1.1 --world_size 4 --local_rank {rank}"
-    return f"python -m cluster.emulate --nodes 4 --rate 1gbit -- python {script} {place}"
+        findings.miss("task 4 with a prediction for a larger model", ON_NODES.format(PREDICTED))

@@ -46,13 +46,14 @@ def run_class(attacks: Sequence[Attack], jobs: int) -> Counter[str]:
     with decoys() as around:
         folder, out = around.work / "class", around.work / "graded"
         hand_ins = {path: one for one in attacks for path in attack_bank.hand_in(one, folder / "attacks", around.words)}
-        honest = {folder / "solved": solved_files(), folder / "untouched": clean_files()}
-        for path, files in honest.items():
+        honest = [folder / "solved", folder / "untouched"]
+        for path, files in zip(honest, (solved_files(), clean_files()), strict=True):
             write_files(files, path)
         grade([*hand_ins, *honest], out, [TARGET, VICTIM, *(attack.test for attack in attacks)], jobs, around)
         names = {submission.path: submission.name for submission in name_all([*hand_ins, *honest])}
         found = [(one.name, *what) for path, one in hand_ins.items() for what in judge(one, out, names[path], around)]
-        found += [("the class", *what) for what in of_the_class(out, *(names[path] for path in honest), around)]
+        solved, untouched = (names[path] for path in honest)
+        found += [("the class", *what) for what in of_the_class(out, solved, untouched, around)]
     for name, kind, what in found:
         print(f"{name}   <-- {kind}: {what}", flush=True)
     return Counter[str](kind for _, kind, _ in found) + Counter(runs=len(hand_ins))

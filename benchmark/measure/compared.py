@@ -1,7 +1,6 @@
 """Strategies that are resident in the same workers: each takes a step in its turn, and is looked at meanwhile."""
 
 import gc
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -9,7 +8,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchmark.measure.meter import Meter
 from benchmark.measure.payload import Payload
 from benchmark.measure.profile import Tracer, inside, mark, read_trace, waiting_ms
 from benchmark.measure.turns import Step, nothing
@@ -22,7 +20,7 @@ from common.peak_memory import PeakMemory, alive_bytes
 from common.workers.process_group import Worker
 
 WARM_UP = 3  # rounds
-AGAIN, METERED = "again", "metered"  # variants: a second engine, and a third with the phase timers on
+AGAIN = "again"  # variant: a second engine
 
 
 @dataclass
@@ -54,7 +52,6 @@ class ComparedStrategy:
         del model
         gc.collect()  # see benchmark.run
         self.batches = worker.batches(workload.batches(self.settings))
-        self.meter = Meter(worker) if label.variant == METERED else None
         self.losses: list[torch.Tensor] = []
         self.norms: list[torch.Tensor | float | None] = []
         self.kept = (alive_bytes(worker.device) or 0) - self.memory.before  # what the engine has between its steps
@@ -89,23 +86,13 @@ class ComparedStrategy:
             self.figures.sent_bytes, _ = payload.of_engine(self.engine, self.settings)
 
     def take_step(self, number: int, batches: list) -> None:
-        def phase(name: str) -> Any:
-            return self.meter.phase(name) if self.meter else nullcontext()
-
-        if self.meter:
-            self.meter.begin()
         loss = torch.zeros(())
         for i, batch in enumerate(batches):
-            with phase("forward"):
-                output = self.engine.forward(batch)
+            output = self.engine.forward(batch)
             if number < WARM_UP:
                 self.memory.sample()
-            with phase("backward"):
-                loss = loss + self.engine.backward(output, last=i == len(batches) - 1).cpu() / len(batches)
-        with phase("optimizer"):
-            self.engine.step(rate_at(self.settings, number))
-        if self.meter:
-            self.meter.end()
+            loss = loss + self.engine.backward(output, last=i == len(batches) - 1).cpu() / len(batches)
+        self.engine.step(rate_at(self.settings, number))
         self.losses.append(loss)
         self.norms.append(self.engine.norm)
 

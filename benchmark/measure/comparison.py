@@ -18,7 +18,6 @@ from benchmark.proof.prover import NOT_PROVED
 from benchmark.settings import Settings
 from benchmark.strategies import Label
 from benchmark.training.workload import what_is_trained
-from cluster.guard import threads_per_command
 
 ENOUGH = 20  # rounds: with fewer, intervals are wide, and their ends depend on single steps
 WIDE = 0.1  # of a ratio: strategies that differ by less cannot be told apart
@@ -39,6 +38,11 @@ class Rounds:
     norms: list[list[float | None]]
     figures: list[list[Figures]]
     proofs: list[dict[str, Any]]
+
+    def steps_ms(self) -> dict[str, list[float]]:
+        """Of each strategy, in the rounds after the warm-up."""
+        columns = zip(*self.seconds[WARM_UP:], strict=True)
+        return {str(label): [1e3 * s for s in column] for label, column in zip(self.labels, columns, strict=True)}
 
 
 def read_rounds(path: Path) -> Rounds:
@@ -177,10 +181,5 @@ def notes_of(settings: Settings, rows: list[Row], base: str) -> list[str]:
     elif None not in again.ratio_95 and not again.ratio_95[0] <= 1 <= again.ratio_95[1]:  # type: ignore[operator]
         notes.append(
             f"note: the interval of {again.label} does not contain 1: the machine was busy; do not compare times"
-        )
-    if (count := threads_per_command(settings.world_size)) > 1:
-        notes.append(
-            f"note: each worker computes with {count} threads, so strategies in the same process can slow each other "
-            "down; compare fewer strategies at a time"
         )
     return notes

@@ -1,10 +1,12 @@
 """Two results of benchmark.compare side by side: two versions, two machines, or before and after a change."""
 
 import json
+import statistics
 from pathlib import Path
 from typing import Any
 
 from benchmark.measure.intervals import Interval, interval_text, ratio
+from benchmark.measure.output import text_table
 from common.errors import InputError
 
 WHERE_ONLY = {"output_dir", "overwrite_output_dir", "master_ip", "master_port"}  # where a command ran, not what it did
@@ -20,9 +22,9 @@ def read_result(path: Path) -> dict[str, Any]:
     return result  # type: ignore[no-any-return]
 
 
-def differences(left: dict[str, Any], right: dict[str, Any]) -> list[str]:
+def differences(left: dict[str, Any], right: dict[str, Any]) -> str:
     """Name what differs between two tables of names and values."""
-    return [f"{name} {left.get(name)} and {right.get(name)}" for name in left if left.get(name) != right.get(name)]
+    return "; ".join(f"{name} {left.get(name)} and {right.get(name)}" for name in left if left[name] != right.get(name))
 
 
 def in_words(estimate: Interval) -> str:
@@ -43,19 +45,19 @@ def compare_results(first: Path, second: Path) -> str:
     left, right = read_result(first), read_result(second)
     settings = [{k: v for k, v in result["settings"].items() if k not in WHERE_ONLY} for result in (left, right)]
     if different := differences(*settings):
-        raise InputError(f"the two results were measured with different settings: {'; '.join(different)}")
-    medians = [{row["strategy"]: row["step_ms"] for row in one["rows"] if "step_ms" in row} for one in (left, right)]
-    common = [label for label in medians[0] if label in medians[1]]
-    if not common:
-        raise InputError(f"the results have no strategy in common: {', '.join(medians[0])}; {', '.join(medians[1])}")
-    versions = [result["environment"].pop("versions") for result in (left, right)]
-    lines = [f"A {first}", f"B {second}", "A and B differ in: " + "; ".join(
-        [*differences(*versions), *differences(left["environment"], right["environment"])]
-    ), f"{'strategy':<16}{'A, ms':>10}{'B, ms':>10}   B / A [95 %]"]  # fmt: skip
-    rows = []
-    for label in common:
-        estimate = ratio(right["steps_ms"][label], left["steps_ms"][label], paired=False)
-        times = "".join(f"{one[label]:>10.1f}" for one in medians)
-        lines.append(f"{label:<16}{times}   {interval_text(*estimate):<24}{in_words(estimate)}")
-        rows.append({"strategy": label, "ratio": estimate[0], "ratio_95": estimate[1:], "verdict": in_words(estimate)})
-    return "\n".join([*lines, json.dumps({"rows": rows})])
+        raise InputError(f"the two results were measured with different settings: {different}")
+    pairs = {label: (times, right["steps_ms"].get(label)) for label, times in left["steps_ms"].items()}
+    if not any(times for _, times in pairs.values()):
+        raise InputError(f"the results have no strategy in common: {', '.join(pairs)}; {', '.join(right['steps_ms'])}")
+    environments = [result["environment"] | result["environment"].pop("versions") for result in (left, right)]
+    lines, rows = [["strategy", "A, ms", "B, ms", "B / A [95 %]", ""]], []
+    for label, (before, after) in pairs.items():
+        if after:
+            estimate = ratio(after, before, paired=False)
+            medians = (f"{statistics.median(times):.1f}" for times in (before, after))
+            lines.append([label, *medians, interval_text(*estimate), in_words(estimate)])
+            rows.append(
+                {"strategy": label, "ratio": estimate[0], "ratio_95": estimate[1:], "verdict": in_words(estimate)}
+            )
+    head = [f"A {first}", f"B {second}", f"A and B differ in: {differences(*environments)}"]
+    return "\n".join([*head, text_table(lines), json.dumps({"rows": rows})])

@@ -37,6 +37,7 @@ SMALL = {
     r"benchmark\.sweep": "-m benchmark.sweep --strategies single --batch_sizes 1 --workers 1 --steps 3",
     r"benchmark\.sweep .*--examples_per_step": "-m benchmark.sweep --only single,ddp --workers 1,2 --steps 6 "
     "--examples_per_step 4 --output_dir runs/benchmark/strong",
+    r"benchmark\.predict": "-m benchmark.predict --strategy fsdp",
     r"benchmark\.tables": "-m benchmark.tables runs/benchmark/sweep",  # of the row above
 }
 NO_JSON = ("task1_single", "-m cluster.ladder", "-m cluster.two_workers", "-m cluster.pictures")  # lines for people

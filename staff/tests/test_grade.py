@@ -99,13 +99,9 @@ def test_every_hand_in_gets_its_points_wherever_its_files_lie(graded):
     scores = {name: (row["score"], row["bonus"]) for name, row in graded["rows"].items()}
     statuses = {name: {test["status"] for test in report(graded, name)["tests"]} for name in scores}
 
-    assert scores == {
-        "solved": ("5", "4"),
-        "nested": ("1", "0"),
-        "wrong": ("0", "0"),
-        "nothing": ("0", "0"),
-        ODD: ("0", "0"),
-    }
+    assert {name: score for name, score in scores.items() if score != ("0", "0")} == {
+        "solved": ("5", "4"), "nested": ("1", "0")
+    }  # fmt: skip
     assert statuses["solved"] == {"passed"} and statuses["nothing"] == {"not attempted"}
     assert statuses[ODD] == {"crashed"} and "cannot be read" in graded["rows"][ODD]["notes"]
     assert {key: graded["figures"][key] for key in ("submissions", "graded", "kept", "unreadable", "class")} == {
@@ -135,7 +131,7 @@ def test_the_page_of_the_class_has_its_mean_its_mistakes_its_regions_and_shared_
     assert "Mean 1.2, median 0 of 5 points" in text and "1 could not be read" in text
     assert re.search(r"b\.15 \D+ 0\.5 of 2 1 0 0 3 ", text), "one of the four that can be read has all points"
     assert "1 of 4 2b.2" in text and "processors" in text
-    assert f"nested, wrong 3 mean_time=2.345679 {''}".strip() in text
+    assert "nested, wrong 3 mean_time=2.345679" in text
     for name in graded["rows"]:
         assert (graded["out"] / "hand_ins" / name / "index.html").read_text().count("of 5 points")
 
@@ -179,7 +175,7 @@ def test_a_deadline_that_is_given_wins_over_that_of_the_environment(tmp_path):
 
 def test_a_row_that_is_not_there_yet_or_damaged_is_named_and_the_others_are_shown(tmp_path):
     for name in ("ann", "bob", "cy"):
-        kept = {"submission": name, "score": 1, "max_score": 2, "tests": []}
+        kept: dict[str, object] = {"submission": name, "score": 1, "max_score": 2, "tests": []}
         run = {"notes": [], "flags": [], "output": {}, "unreadable": False, "wall_s": 1.0, "peak_pss_mb": None}
         result_store.keep(tmp_path, kept, run, "page")
     (tmp_path / "hand_ins/bob/run.json").write_text("{")

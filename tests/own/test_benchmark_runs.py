@@ -85,7 +85,8 @@ def test_warm_up_is_not_timed_and_all_workers_begin_the_timed_steps_together(tmp
     assert record["tokens_per_second"] is None  # they are numbers
     assert record["wall_s"] == pytest.approx(seconds)
     assert record["step_ms"] == pytest.approx(statistics.median(record["steps_ms"]))
-    assert record["phases_ms"]["wall"] == pytest.approx(1e3 * seconds / 5)
+    wall = record["phases_ms"].pop("wall")
+    assert wall == pytest.approx(1e3 * seconds / 5) == pytest.approx(sum(record["phases_ms"].values()))
 
 
 @pytest.mark.medium
@@ -144,7 +145,7 @@ def test_all_strategies_are_timed_beside_each_other_and_train_as_one_worker_does
     rows = {row["strategy"]: row for row in result_of(done)["rows"]}
 
     built = sum(importlib.util.find_spec(name) is not None for name in ("megatron", "horovod"))
-    assert len(rows) == 21 + built  # 18 strategies, single, ddp again and ddp metered
+    assert len(rows) == 20 + built  # 18 strategies, single and ddp again
     assert all(row["gradient"] == "ok" and row["loss_difference"] <= 5e-6 for row in rows.values()), rows
     assert rows["single"]["last_loss"] < 7.0
 

@@ -6,7 +6,7 @@ from torch import nn
 
 from beyond import ring
 from beyond.overlap import GradientReducer
-from tests.own.gpu.fake_gpu import joined
+from tests.own.gpu.fake_group import joined
 
 MATRIX = torch.arange(35.0).view(5, 7)
 

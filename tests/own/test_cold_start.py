@@ -27,6 +27,7 @@ LIGHT = {
     "prepare_oscar.py": "--input README.md --output no_such_folder --size lots",
     "-m benchmark.sweep": "--workers 0",
     "-m benchmark.tables": "no_such_folder",
+    "-m benchmark.predict": "--rate 1gbps",
     "-m staff.handout": "--out README.md",
     "-m staff.grade": "no_such_submission --out no_such_folder",
     "-m staff.mistakes": "--times 0",

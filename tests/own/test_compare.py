@@ -73,7 +73,7 @@ def test_a_wrong_strategy_is_named_and_not_timed_and_the_exit_code_is_1(compared
     assert rows["own_ring"]["gradient"].startswith("error") and "step_ms" not in rows["own_ring"]
     assert "wrong: own_ring" in printed.splitlines()[-1]
     others = {name: row["gradient"] for name, row in rows.items() if name != "own_ring"}
-    assert others == dict.fromkeys(["single", "ddp", "fsdp", "ddp again", "ddp metered"], "ok")
+    assert others == dict.fromkeys(["single", "ddp", "fsdp", "ddp again"], "ok")
 
 
 def test_figures_are_those_of_the_rounds_after_the_warm_up(compared, rounds):
@@ -126,7 +126,7 @@ def test_few_rounds_and_a_busy_machine_are_noted(rounds, settings):
     def notes(seconds, max_steps):
         longer = replace(settings, max_steps=max_steps)
         rows, _ = evaluate(longer, "ddp", replace(rounds, seconds=rounds.seconds[:WARM_UP] + seconds), None)
-        return [note for note in notes_of(longer, rows, "ddp") if "threads" not in note]
+        return notes_of(longer, rows, "ddp")
 
     assert "8 rounds are few" in notes(many, 11)[0]
     many, slower = 3 * many, 3 * slower

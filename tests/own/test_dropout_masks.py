@@ -11,12 +11,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from common.paths import ROOT
-from tests.own.gpu.fake_gpu import script
+from tests.own.gpu.fake_group import script
 
 pytestmark = pytest.mark.medium
 
-OWN_SEED = "set_seed(config.seed + worker.rank"
 FLAGS = ("--no_cuda", "--dropout", "0.1")
 SHORT = ("--batch_size", "8", "--model_max_length", "16")  # so little that no operation takes several threads
 
@@ -62,19 +60,18 @@ def differ(first, second):
     return bool(pairs) and all(a != b for a, b in pairs)
 
 
-def test_two_workers_drop_different_units(masks):
-    first, second = masks(
-        "task2b_allreduce.run_glue", "--do_train", "--per_gpu_train_batch_size", "4", "--max_seq_length", "32"
-    )
+GLUE = ("--do_train", "--per_gpu_train_batch_size", "4", "--max_seq_length", "32")
+SCRIPTS = {
+    "task2a_gather_scatter.run_glue": GLUE, "task2b_allreduce.run_glue": GLUE,
+    "beyond.run_gpt2": (*SHORT, "--strategy", "ring"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_two_workers_drop_different_units(masks, script):
+    first, second = masks(script, *SCRIPTS[script])
 
     assert differ(first, second)
-
-
-def test_every_script_with_several_workers_has_a_seed_for_each():
-    scripts = [*ROOT.glob("task*/run_*.py"), ROOT / "pipeline/run_gpt2.py", ROOT / "beyond/run_gpt2.py"]
-    without = [script.parent.name for script in scripts if OWN_SEED not in script.read_text()]
-
-    assert without == ["task1_single"]
 
 
 def test_a_tensor_group_drops_the_same_activations_and_each_rank_its_own_attention_weights(masks):

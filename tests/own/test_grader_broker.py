@@ -197,17 +197,6 @@ def test_a_call_is_in_transit_until_somebody_waits_for_it_also_if_its_answer_is_
         assert [sum(each) for each in alive] == [1, 2, 1, 2, 2]
 
 
-def test_a_large_tensor_goes_through_while_all_ranks_send_at_once(play):
-    source = joined("""
-        tensors = [torch.full((1_000_000,), float(i)) for i in range(4)]
-        for handle in [dist.all_reduce(tensor, async_op=True) for tensor in tensors]:
-            handle.wait()
-        return [tensor.sum() / 1e6 for tensor in tensors]
-    """)
-
-    assert [float(value) for value in play(source, 2).values[1]] == [0, 2, 4, 6]
-
-
 def test_a_reduce_scatter_of_unequal_parts_gives_each_rank_the_sum_of_its_part(play):
     result = play(
         joined("""
@@ -255,22 +244,6 @@ def test_ddp_finds_unused_parameters_and_skips_what_no_sync_skips(play):
 
     for rank, (before, after, unused) in enumerate(play(source).values):
         assert (before.item(), after.item(), unused) == (rank, 2.0, True)
-
-
-def test_a_ddp_communication_hook_of_the_students_own_works(play):
-    source = joined("""
-        def mean(state, bucket):
-            buffer = bucket.buffer().div_(n)
-            return dist.all_reduce(buffer, async_op=True).get_future().then(lambda future: future.value()[0])
-
-        linear = torch.nn.Linear(2, 1, bias=False)
-        ddp = torch.nn.parallel.DistributedDataParallel(linear)
-        ddp.register_comm_hook(None, mean)
-        ddp(torch.full((1, 2), float(rank))).sum().backward()
-        return linear.weight.grad
-    """)
-
-    assert all((value == 1).all() for value in play(source).values)
 
 
 # --- tensors in flight ------------------------------------------------------------------------------------------------

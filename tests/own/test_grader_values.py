@@ -35,23 +35,6 @@ def test_values_come_back_as_they_were(play):
     assert got["array"].tolist() == [0, 2, 4, 6]
 
 
-def test_a_string_that_compares_equal_to_everything_arrives_as_its_letters(play):
-    source = """
-        class Equal(str):
-            __eq__ = lambda self, other: True
-            __ne__ = lambda self, other: False
-            __hash__ = str.__hash__
-
-        def go(context):
-            return [Equal("wrong"), {Equal("name"): Equal("wrong")}]
-    """
-
-    (value,) = play(source, 1).values
-
-    assert value != ["right", {"name": "right"}]
-    assert [type(value[0]), type(value[1]["name"])] == [str, str]
-
-
 def test_a_tensor_subclass_cannot_lie_about_its_bytes(play):
     source = """
         class Liar(torch.Tensor):
@@ -80,8 +63,6 @@ def test_a_tensor_subclass_cannot_lie_about_its_bytes(play):
     [
         ("{1, 2}", "a set cannot be sent"),
         ("{1: 2}", "strings as keys"),
-        ("complex(1, 0)", "complex"),
-        ("torch.ones(2, dtype=torch.complex64).numpy()[0]", "complex"),
         ("torch.zeros(2, dtype=torch.complex64)", "complex64 cannot be sent"),
         ("torch.ones(2, device='meta')", "on meta cannot be sent"),
         ("torch.eye(2).to_sparse()", "no plain memory"),
@@ -109,11 +90,6 @@ def test_a_forged_message_is_refused(old, new):
     assert values.unpack(header.encode(), body, values.to_array)["a"].tolist() == [0, 0, 0]
     with pytest.raises(values.MessageError):
         values.unpack(header.replace(old, new).encode(), body, values.to_array)
-
-
-def test_an_announcement_of_too_many_bytes_is_refused_at_once():
-    with pytest.raises(values.MessageError, match="announced"):
-        list(values.Frames().feed(values.LENGTHS.pack(1 << 31, 0)))
 
 
 def test_a_message_arrives_whole_whatever_the_pieces_are():

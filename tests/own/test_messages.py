@@ -73,30 +73,12 @@ def test_ranks_that_say_the_same_are_one_cause_however_many_they_are():
     assert lines[2:] == ["    same cause: test_b"]
 
 
-def test_a_message_in_one_line_keeps_its_cause_apart_from_the_place():
-    lines = messages([entry("test_a", DIVIDE.format(3)), entry("test_b", "a cause\n  file:7  line\nmore")], COURSE)
-
-    assert lines[3] == "  wrong: a cause; file:7 line; more [test_b]"
-
-
 def test_only_the_first_message_of_a_region_is_long():
     long = "expected " + "0.1 " * 100
     lines = messages([entry("test_a", long + "a"), entry("test_b", "other words, " + long)], COURSE)
 
     assert len(lines[1]) > 300
     assert max(map(len, lines[2:])) < 250
-
-
-def test_nothing_is_said_of_regions_that_nobody_has_begun():
-    assert messages([entry("test_mean", "region 2b.1 is not written yet", "not attempted")], COURSE) == []
-
-
-def test_tests_that_wait_for_the_others_of_their_region_are_left_to_the_table():
-    waits = entry(
-        "test_imports", "not counted yet: this test counts only when the other tests of region 2b.1 pass", "skipped"
-    )
-
-    assert not any("not counted" in line for line in messages([waits, entry("test_mean", DIVIDE.format(3))], COURSE))
 
 
 @pytest.fixture
@@ -128,23 +110,6 @@ def test_the_next_step_can_be_begun_and_is_what_was_asked_for_or_has_failed(tree
 
 def test_nothing_is_next_where_all_is_written():
     assert next_step(COURSE, ROOT) == ""
-
-
-PRINTED = {"tests/start/test_start.py::test_mean": {0: "a\nb\n", 2: "c\n"}}
-
-
-def test_what_rank_0_printed_is_below_the_message_and_other_ranks_on_request():
-    failed = [entry("test_mean", DIVIDE.format(3))]
-
-    first, everybody = (messages(failed, COURSE, PRINTED, all_ranks) for all_ranks in (False, True))
-
-    assert first[3:] == [
-        "  rank 0 printed:",
-        "    a",
-        "    b",
-        "  other ranks also printed; use --prints all to see it",
-    ]
-    assert everybody[3:] == ["  rank 0 printed:", "    a", "    b", "  rank 2 printed:", "    c"]
 
 
 @pytest.mark.parametrize(("printed", "all_ranks", "shown", "last"), [

@@ -33,7 +33,7 @@ from common.models import load
 from common.models.fit import fit_model
 from common.models.load import KINDS, load_tokenizer, model_path
 from common.paths import ROOT
-from tests.own.gpu.fake_gpu import joined
+from tests.own.gpu.fake_group import joined
 from tests.own.model_copies import copy_of_tiny, in_shards
 
 MODEL_CLASSES = {

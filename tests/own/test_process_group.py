@@ -1,4 +1,4 @@
-"""Around the lesson's own join: the network interface, the share of the cores, and joins that went wrong."""
+"""Around the lesson's own join: a worker's place, the network interface, the cores, and joins that went wrong."""
 
 import os
 import socket
@@ -8,11 +8,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from common.arguments import parse_glue_arguments
+from common.arguments import parse_glue_arguments, parse_worker_arguments
 from common.errors import InputError
-from common.workers.process_group import choose_interface, process_group, share_cores
+from common.workers.process_group import choose_interface, process_group
 
 LOOPBACK = next(name for name, at in psutil.net_if_addrs().items() if any(a.address == "127.0.0.1" for a in at))
+TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "10.10.1.1", "MASTER_PORT": "7000"}
 
 
 @pytest.fixture
@@ -24,68 +25,87 @@ def config(tmp_path):
     return parse_glue_arguments("task2b_allreduce", [*flags, "--output_dir", str(tmp_path / "run")])
 
 
-@pytest.fixture
-def interfaces(monkeypatch):
-    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "MASTER_ADDR", "MASTER_PORT"):
+@pytest.fixture(autouse=True)
+def environment(monkeypatch):
+    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "OMP_NUM_THREADS", *TORCHRUN):
         monkeypatch.setenv(variable, "")  # so that it is put back after the test
         monkeypatch.delenv(variable)
     return monkeypatch
 
 
-def test_gloo_and_nccl_are_told_the_interface_unless_the_user_named_one(interfaces):
+@pytest.mark.parametrize(("flags", "expected"), [
+    ("", (5, 1, 8, "10.10.1.1", 7000)),
+    ("--local_rank 2 --world_size 4 --master_ip 127.0.0.9 --master_port 7001", (2, 1, 4, "127.0.0.9", 7001)),
+    ("--master_port 7001", (5, 1, 8, "10.10.1.1", 7001)),
+])  # fmt: skip
+def test_a_flag_wins_over_torchruns_environment(environment, flags, expected):
+    for name, value in TORCHRUN.items():
+        environment.setenv(name, value)
+
+    config = parse_worker_arguments("hello", flags.split())
+
+    place = (config.rank, config.rank_on_node, config.world_size, config.master_ip, config.master_port)
+    assert place == expected
+
+
+@pytest.mark.parametrize("chosen", [None, "eth7"])
+def test_gloo_and_nccl_are_told_the_interface_unless_the_user_named_one(environment, chosen):
+    if chosen:
+        environment.setenv("GLOO_SOCKET_IFNAME", chosen)
     choose_interface("no such host")
-    assert "GLOO_SOCKET_IFNAME" not in os.environ
+    assert "NCCL_SOCKET_IFNAME" not in os.environ
+
     choose_interface("127.0.0.1")
-    assert os.environ["GLOO_SOCKET_IFNAME"] == os.environ["NCCL_SOCKET_IFNAME"] == LOOPBACK
 
-    interfaces.setenv("GLOO_SOCKET_IFNAME", "eth7")
-    choose_interface("127.0.0.1")
-    assert os.environ["GLOO_SOCKET_IFNAME"] == "eth7"
+    assert os.environ["NCCL_SOCKET_IFNAME"] == LOOPBACK
+    assert os.environ["GLOO_SOCKET_IFNAME"] == (chosen or LOOPBACK)
 
 
-def test_a_number_of_threads_that_the_user_chose_is_kept(config, monkeypatch):
+def join(config):
+    dist.init_process_group("gloo", rank=0, world_size=1)  # through the environment
+
+
+@pytest.mark.parametrize("set_by_user", [False, True])
+def test_a_join_meets_where_the_flags_say_and_cores_are_shared_unless_the_user_has_set_them(
+    config, environment, set_by_user
+):
     before = torch.get_num_threads()
-    monkeypatch.setenv("OMP_NUM_THREADS", str(before))
-
-    share_cores(config)
-
-    assert torch.get_num_threads() == before
-
-
-def test_a_script_of_one_worker_refuses_a_larger_world(tmp_path):
-    config = parse_glue_arguments("task1_single", ["--no_cuda", "--output_dir", str(tmp_path / "run")])
-    object.__setattr__(config, "world_size", 2)
-
-    with pytest.raises(InputError, match="runs on one worker, got 2"), process_group(config):
-        pass
-
-
-def test_a_join_through_the_environment_meets_where_the_flags_say(config, interfaces):
-    with process_group(config, lambda config: dist.init_process_group("gloo", rank=0, world_size=1)):
-        assert (os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]) == ("127.0.0.1", str(config.master_port))
-    interfaces.setenv("MASTER_PORT", "12345")  # what is set already is kept
-    with pytest.raises(InputError), process_group(config, lambda config: None):
-        pass
-    assert os.environ["MASTER_PORT"] == "12345"
+    torch.set_num_threads(3)
+    if set_by_user:
+        environment.setenv("OMP_NUM_THREADS", "3")
+    try:
+        with process_group(config, join) as worker:
+            assert (worker.rank, worker.world_size, worker.is_first) == (0, 1, True)
+            assert (os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]) == ("127.0.0.1", str(config.master_port))
+            assert torch.get_num_threads() == (3 if set_by_user else len(os.sched_getaffinity(0)))
+    finally:
+        torch.set_num_threads(before)
+    assert not dist.is_initialized()
 
 
 def not_written(config):
     raise NotImplementedError("TODO 2a.1: join")
 
 
-@pytest.mark.parametrize(
-    "join, error, message",
-    [
-        (lambda config: None, InputError, r"init_process_group was not called \(region 2a.1\)"),
-        (
-            lambda config: dist.init_process_group("gloo", init_method="tcp://127.0.0.1", rank=0, world_size=1),
-            InputError,
-            "rank 0 could not join the process group: ",  # an address without a port
-        ),
-        (not_written, NotImplementedError, r"TODO 2a\.1"),
-    ],
-)
-def test_a_join_that_does_not_join_says_why_in_one_line(config, interfaces, join, error, message):
+@pytest.mark.parametrize(("join", "error", "message"), [
+    (lambda config: None, InputError, r"init_process_group was not called \(region 2a.1\)"),
+    (
+        lambda config: dist.init_process_group("gloo", init_method="tcp://127.0.0.1", rank=0, world_size=1),
+        InputError, "rank 0 could not join the process group: ",  # an address without a port
+    ),
+    (not_written, NotImplementedError, r"TODO 2a\.1"),
+])  # fmt: skip
+def test_a_join_that_does_not_join_says_why_in_one_line(config, join, error, message):
     with pytest.raises(error, match=message) as caught, process_group(config, join):
         pass
     assert "\n" not in str(caught.value)
+
+
+def test_a_script_of_one_worker_refuses_a_larger_world(tmp_path):
+    flags = ["--no_cuda", "--output_dir", str(tmp_path / "run"), "--world_size", "2", "--local_rank", "0"]
+
+    with (
+        pytest.raises(InputError, match="runs on one worker, got 2"),
+        process_group(parse_glue_arguments("task1_single", flags)),
+    ):
+        pass

@@ -204,6 +204,7 @@ def test_a_sweep_is_the_list_of_all_combinations_that_can_run(words, cells):
         ("--workers 1,3 --examples_per_step 16", ["--examples_per_step", "3", "16", "15"]),
         ("--strategies zero7", ["--strategies", "zero7"]),
         ("--workers 0", ["--workers", "0"]),
+        ("--strategies single --workers 2", ["--workers", "single", "2"]),
         ("--models bert", ["--models", "bert"]),
     ],
 )

@@ -3,18 +3,12 @@
 import functools
 import itertools
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from handin.runs import find_runs
-from handin.task_tables import problem
 
-from cluster.emulate import bits_per_second, on_nodes, why_not
-from cluster.launch import run_silently
-from cluster.random_bert import random_bert
 from common.paths import ROOT
 from common.timeline.boxes import Box, Step, Timeline, Wait
 from common.timeline.capture import RankLog
@@ -95,13 +89,8 @@ def test_the_parts_of_a_step_add_up_to_it():
         assert sum(getattr(row, name) for name in NAMES) == pytest.approx(row.seconds) == 0.125
     row = parts(during_backward())[0]  # hidden is what travels while the process computes
     assert (row.exposed, row.hidden, row.waiting) == pytest.approx((0.01, 0.03, 0))
-
-
-def test_a_wait_without_a_collective_counts_as_waiting_and_not_as_computing():
-    boxes = (Box(0, "process", "forward", 0.0, 0.2, waits=(Wait(0.2, 0.5, 1),)),)
-
-    (row,) = parts(Timeline("threads", 1, (Step(0, 0, 0.0, 0.6),), boxes))
-
+    without_collective = (Box(0, "process", "forward", 0.0, 0.2, waits=(Wait(0.2, 0.5, 1),)),)
+    (row,) = parts(Timeline("threads", 1, (Step(0, 0, 0.0, 0.6),), without_collective))
     assert (row.computing, row.waiting, row.other) == pytest.approx((0.2, 0.3, 0.1))
 
 
@@ -236,11 +225,8 @@ SCRIPTS = {
     "2b": ("task2b_allreduce/run_glue.py", 3, ("--do_train",)),
     "3": ("task3_ddp/run_glue.py", 3, ("--do_train",)),
     "4": ("task4_traffic/run_glue.py", 2, ("--do_train",)),
-    "3_gpt2": ("task3_ddp/run_gpt2.py", 2, ("--batch_size", 8)),
     "gpipe": ("pipeline/run_gpt2.py", 2, ("--schedule", "gpipe", "--batch_size", 8)),
-    "interleaved": ("pipeline/run_gpt2.py", 2, ("--schedule", "interleaved", "--batch_size", 8)),
     "threads": ("pipeline/run_gpt2.py", 1, ("--model_parallel_mode", "pipeline_parallel", "--batch_size", 8)),
-    "ring": ("beyond/run_gpt2.py", 2, ("--strategy", "ring", "--batch_size", 8)),
     "zero3": ("beyond/run_gpt2.py", 2, ("--strategy", "zero3", "--batch_size", 8)),
 }
 FEW = ("1", "gpipe", "threads")  # in make test; make bank runs the others as well
@@ -264,18 +250,20 @@ def ran(tmp_path_factory):
 
 @pytest.mark.medium
 @pytest.mark.parametrize("name", EACH)
-def test_the_timeline_of_each_script_can_be_used_by_the_report(ran, name):
+def test_the_timeline_of_each_script_has_all_that_it_communicates_and_nothing_of_itself(ran, name):
     records, timeline, folder = ran(name)
 
-    (run,), unusable = find_runs(folder.parent, folder)
-    assert (run.problems, problem(folder, run), unusable) == ((), "", [])
-    for record in records if name in ("2a", "2b", "3", "3_gpt2") else ():
-        check_bytes(record, timeline)
-    for record in records if name in ("2a", "2b") else ():
-        check_communication(record, timeline)
-    if name == "zero3":
-        names = {box.name for rank in range(2) for box in network(timeline, rank, 2)}
-        assert {"all_gather", "all_to_all"} <= names
+    for record in records:
+        if name in ("2a", "2b", "3"):
+            check_bytes(record, timeline)
+        if name in ("2a", "2b"):
+            check_communication(record, timeline)
+        if name == "4":
+            assert "gather" not in {entry["name"] for entry in record["collectives"]}
+            traffic = json.loads((folder / f"traffic_{record['rank']}.json").read_text())
+            assert sum(group["iterations"] for group in traffic["sent"]) == len(record["iterations"])
+        if name == "zero3":
+            assert {"all_gather", "all_to_all"} <= {box.name for box in network(timeline, record["rank"], 2)}
 
 
 @pytest.mark.medium
@@ -300,37 +288,3 @@ def test_a_pipeline_with_threads_has_a_row_for_the_caller_and_one_for_each_parti
         assert sorted(boxes) == sorted(2 * [f"{phase} {i}" for phase in ("forward", "backward") for i in range(4)])
     assert waited(timeline, 0).keys() <= {1, 2} and waited(timeline, 2).keys() == {0, 1}
     assert (folder / "trace.json").exists()  # the step that the script itself traces
-
-
-@pytest.mark.medium
-@pytest.mark.proof
-def test_the_traffic_of_task_4_does_not_include_the_timeline(ran):
-    records, _, folder = ran("4")
-
-    for record in records:
-        assert [entry["name"] for entry in record["collectives"]].count("gather") == 0
-        traffic = json.loads((folder / f"traffic_{record['rank']}.json").read_text())
-        assert sum(group["iterations"] for group in traffic["sent"]) == len(record["iterations"])
-
-
-@pytest.mark.proof
-def test_on_nodes_a_slower_link_makes_communication_longer_and_nothing_else_can(tmp_path):
-    if reason := why_not():
-        pytest.skip(reason)
-    words = f"{SCRIPTS['2b'][0]} --do_train --per_gpu_train_batch_size 4 --timeline 2 --max_steps 5 --dropout 0".split()
-    words += ["--model_name_or_path", str(random_bert("1M"))]
-
-    def communication(rate):
-        folder = tmp_path / rate
-        run_silently("2b", on_nodes(2, rate, [sys.executable, *words, "--output_dir", str(folder)]))
-        timeline = check_parts(folder, 2)
-        assert 0 < timeline.clock_error < 0.01
-        parameters = json.loads((folder / "rank0.json").read_text())["parameters"]
-        least = 4 * parameters * 8 / bits_per_second(rate)  # 2 (N-1)/N S with two ranks
-        return min(row.exposed + row.waiting for row in parts(timeline)), least
-
-    slow, least = communication("100mbit")
-    fast, _ = communication("1gbit")
-
-    assert slow > 0.8 * least  # a link may run ahead by a burst
-    assert slow > fast

@@ -1,15 +1,11 @@
-"""GPT-2 on one and on two workers, the end of `make demo`: its table, and what it says when something is missing."""
+"""GPT-2 on one and on two workers, the end of `make demo`; and what is said when other programs are busy."""
 
 import os
 from dataclasses import replace
 
 import pytest
-import torch
 
 from cluster.two_workers import Speed, table
-from common import record
-from common.arguments import parse_glue_arguments
-from common.workers.process_group import Worker
 from common.workers.processor import ProcessorMeter, disturbance, other_programs
 
 
@@ -21,20 +17,9 @@ def test_a_run_beside_a_busy_program_is_called_disturbed():
     assert other_programs(ranks(5.0, 5.0)) == pytest.approx(0.2)  # what no rank used
     assert other_programs(ranks(12.5)) == 0.0
     assert other_programs(ranks(1.0, machine=None)) is None and other_programs(ranks(1.0, seconds=0.5)) is None
-    message = f"disturbed: other programs used 0.7 of {len(os.sched_getaffinity(0))} cores during this run"
-
-    assert disturbance(0.7) == message
+    cores = len(os.sched_getaffinity(0))
+    assert disturbance(0.7) == f"disturbed: other programs used 0.7 of {cores} cores during this run"
     assert disturbance(0.1) == disturbance(None) == ""
-
-
-@pytest.mark.parametrize(("threads", "advised"), [(1, False), (2, True)])
-def test_fewer_threads_are_advised_only_to_a_run_with_several(tmp_path, monkeypatch, capsys, threads, advised):
-    monkeypatch.setattr(record, "disturbance", lambda _: "disturbed")
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-
-    record.Record(parse_glue_arguments("task1_single", ["--output_dir", str(tmp_path)]), Worker()).write()
-
-    assert ("OMP_NUM_THREADS" in capsys.readouterr().out) == advised
 
 
 def test_a_meter_counts_this_process_and_the_whole_machine():
@@ -43,7 +28,7 @@ def test_a_meter_counts_this_process_and_the_whole_machine():
         pass
 
     time = meter.so_far()
-    assert time["seconds"] > 0.09 and time["own"] >= 0.1
+    assert time["seconds"] > 0.09 and time["own"] >= 0.1 and (time["machine"] or 1) > 0.05
 
 
 def test_the_baseline_is_one_worker_with_one_thread_and_a_disturbed_run_does_not_count():

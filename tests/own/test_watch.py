@@ -99,46 +99,16 @@ def graded(*messages):
     return run
 
 
-@pytest.fixture
-def watch():
-    """A watch of 4.1, in a tree where all is written."""
-    return Watch(COURSE, ROOT, "4.1")
-
-
-@pytest.mark.parametrize(("failures", "end"), [
-    (("is a sum", "is lost"), "now watching 2b.3 DataPartitioner.__init__\n"),
-    (("", ""), "task 2b passes: 4/4 points\ntask 2b is complete\n"),
-])  # fmt: skip
-def test_of_a_task_that_is_written_the_first_region_that_fails_is_watched(watch, monkeypatch, capsys, failures, end):
-    monkeypatch.setattr(watch, "grade", lambda *selection: graded(*zip(("2b.7", "2b.3"), failures, strict=True)))
-
-    watch.begin("2b")
-
-    assert capsys.readouterr().out.endswith(end)
-    assert watch.region == ("2b.3" if failures[0] else "4.1")
-
-
-def test_after_the_last_region_of_a_task_the_whole_task_is_graded_once(watch, monkeypatch, capsys):
-    selections = []
-    monkeypatch.setattr(watch, "grade", lambda *selection: selections.append(selection) or graded(("4.1", "")))
-
-    watch.grade_region()
-    watch.grade_region()
-
-    assert selections == [("--region", "4.1"), ("-m", "task4"), ("--region", "4.1")]
-    assert "task 4 is complete" in capsys.readouterr().out
-
-
 LONG = "every gradient is 3.000 times the mean on 3 workers: " + "did you divide by world_size after the sum? " * 4
 
 
-def test_on_a_small_terminal_the_first_cause_is_on_the_screen_and_no_word_is_cut(watch, monkeypatch, capsys):
+def test_on_a_small_terminal_the_first_cause_is_on_the_screen_and_no_word_is_cut(monkeypatch, capsys):
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("LINES", "24")
     causes = [("4.1", LONG + "\n" + "  a line of the script\n" * 30), *(("4.1", f"cause {n}") for n in "abcdefghij")]
 
-    show(watch.lines_of(graded(*causes), "4.1"))
+    show(Watch(COURSE, ROOT, "4.1").lines_of(graded(*causes), "4.1"))
 
     screen = capsys.readouterr().out.removeprefix(CLEAR).splitlines()
     assert max(map(len, screen)) <= 80
@@ -147,14 +117,6 @@ def test_on_a_small_terminal_the_first_cause_is_on_the_screen_and_no_word_is_cut
     assert set(" ".join(screen[1:5]).split()) <= {"wrong:", *LONG.split()}
     assert screen[-2].endswith("more lines")
     assert screen[-1] == KEYS
-
-
-def test_what_keys_replace_and_names_of_tests_are_not_printed(watch, capsys):
-    show(watch.lines_of(graded(("4.1", "one"), ("4.1", "two")), "4.1"))
-
-    output = capsys.readouterr().out
-    assert "two" in output
-    assert [words for words in ("--hint", "--region", "--seed", "test_") if words in output] == []
 
 
 def test_keys_are_read_one_by_one_and_only_when_somebody_asks(monkeypatch):

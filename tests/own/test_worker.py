@@ -15,112 +15,81 @@ from pipeline.worker import Task, create_workers
 from tests.own.pipeline_stages import DEADLINE, labelled, mlp, no_worker_is_left, worker_threads
 
 pytestmark = pytest.mark.medium
+CPU = torch.device("cpu")
 
 __all__ = ["no_worker_is_left"]  # a fixture for every test here
 
 
-def test_a_task_is_computed_in_the_worker_of_its_partition_and_comes_back_with_its_result():
+def computed(task, out_queue, in_queue):
+    in_queue.put(task)
+    return out_queue.get(timeout=DEADLINE)
+
+
+def test_a_task_is_computed_in_the_worker_of_its_partition_with_the_modes_of_its_creator():
     in_queues, out_queues = create_workers([torch.device("cpu:0"), torch.device("cpu:1")])
-    task = Task(lambda: threading.current_thread().name)
+    before = torch.get_num_threads()
 
-    in_queues[1].put(task)
+    def compute():
+        dtype = (torch.ones(2, 2) @ torch.ones(2, 2)).dtype
+        return threading.current_thread().name, torch.get_num_threads(), torch.is_grad_enabled(), dtype
 
-    success, (done, name) = out_queues[1].get(timeout=DEADLINE)
-    assert success
-    assert done is task
-    assert name == "partition 1 (cpu:1)"
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        task = Task(compute)
+    success, (done, result) = computed(task, out_queues[1], in_queues[1])
+
+    assert success and done is task
+    assert result == ("partition 1 (cpu:1)", max(1, before // 2), False, torch.bfloat16)
+    assert torch.get_num_threads() == before
 
 
 def test_an_exception_comes_back_as_it_was_raised_and_the_worker_goes_on():
-    in_queues, out_queues = create_workers([torch.device("cpu")])
+    (in_queue,), (out_queue,) = create_workers([CPU])
     error = KeyError("mine")
 
     def compute():
         raise error
 
-    in_queues[0].put(Task(compute))
-    in_queues[0].put(Task(lambda: 7))
+    success, exc_info = computed(Task(compute), out_queue, in_queue)
 
-    success, exc_info = out_queues[0].get(timeout=DEADLINE)
     assert not success
-    assert exc_info[:2] == (KeyError, error)
-    assert exc_info[2].tb_next is not None
-    assert out_queues[0].get(timeout=DEADLINE)[1][1] == 7
+    assert exc_info[:2] == (KeyError, error) and exc_info[2].tb_next is not None
+    assert computed(Task(lambda: 7), out_queue, in_queue)[1][1] == 7
 
 
-def test_a_task_takes_grad_mode_and_autocast_along_to_the_worker():
-    in_queues, out_queues = create_workers([torch.device("cpu")])
-    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
-        task = Task(lambda: (torch.is_grad_enabled(), (torch.ones(2, 2) @ torch.ones(2, 2)).dtype))
+def test_a_worker_lets_go_of_a_task_and_a_task_of_its_function_once_it_is_computed():
+    (in_queue,), (out_queue,) = create_workers([CPU])
 
-    in_queues[0].put(task)
+    def compute():
+        return None
 
-    assert out_queues[0].get(timeout=DEADLINE)[1][1] == (False, torch.bfloat16)
-
-
-def test_a_worker_ends_when_nobody_can_give_it_a_task_any_more():
-    in_queues, _ = create_workers([torch.device("cpu")] * 3)
-    threads = worker_threads()
-
-    del in_queues
-    gc.collect()
-
-    for thread in threads:
-        thread.join(DEADLINE)
-    assert len(threads) == 3
-    assert not any(thread.is_alive() for thread in threads)
-
-
-def test_an_idle_worker_keeps_no_task_alive():
-    in_queues, out_queues = create_workers([torch.device("cpu")])
-    task = Task(lambda: None)
+    task, function = Task(compute), weakref.ref(compute)
     gone = weakref.ref(task)
+    computed(task, out_queue, in_queue)
+    del compute
+    assert function() is None
 
-    in_queues[0].put(task)
-    out_queues[0].get(timeout=DEADLINE)
-    in_queues[0].put(Task(lambda: None))  # when this one is done, the worker has let go of the first
-    out_queues[0].get(timeout=DEADLINE)
+    computed(Task(lambda: None), out_queue, in_queue)  # when this one is done, the worker has let go of the first
     del task
 
     assert gone() is None
 
 
-def test_creating_workers_leaves_the_callers_number_of_threads():
-    before = torch.get_num_threads()
-
-    in_queues, out_queues = create_workers([torch.device("cpu")] * 2)
-    in_queues[0].put(Task(torch.get_num_threads))
-
-    assert out_queues[0].get(timeout=DEADLINE)[1][1] == max(1, before // 2)
-    assert torch.get_num_threads() == before
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_the_workers_end_with_the_pipe_though_results_were_not_collected(fails):
+@pytest.mark.parametrize("held", ["nothing", "a result", "an exception"])
+def test_workers_end_with_their_pipe_even_if_a_result_was_not_collected(held):
     piped = Pipe(labelled(*mlp()), 2)
-    x = torch.randn(4, 7 if fails else 6)  # 7 features fit no first layer: the result is an exception
     threads = worker_threads()
-    piped.in_queues[0].put(Task(lambda pipe=piped: pipe.partitions[0](x)))
+    if held != "nothing":
+        x = torch.randn(4, 7 if held == "an exception" else 6)  # 7 features fit no first layer
+        piped.in_queues[0].put(Task(lambda pipe=piped: pipe.partitions[0](x)))
+        while piped.out_queues[0].empty():
+            pass
 
-    while piped.out_queues[0].empty():
-        pass
     del piped
     gc.collect()
 
     for thread in threads:
         thread.join(DEADLINE)
-    assert not any(thread.is_alive() for thread in threads)
-
-
-def test_a_task_lets_go_of_its_function_once_it_is_computed():
-    def compute():
-        return 7
-
-    task, gone = Task(compute), weakref.ref(compute)
-    del compute
-
-    assert task.compute() == 7
-    assert gone() is None
+    assert len(threads) == 3 and not any(thread.is_alive() for thread in threads)
 
 
 def test_an_output_that_is_dropped_takes_its_graph_along():

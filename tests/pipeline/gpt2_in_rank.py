@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import math
-import sys
 import threading
-import weakref
 from collections import Counter
 from collections.abc import Callable
 from types import SimpleNamespace  # noqa: F401 (for what is sent beside this file)
@@ -65,31 +62,6 @@ def steps_of(model: Any, inputs: Any, begin: Callable[[int], None] = lambda step
 
 
 # --- a student's model ---
-
-
-def watch_pipe_class(event: Callable[..., None]) -> None:
-    """Report when a call of a Pipe begins and ends, and whether Pipe(...) has built it. Needs the loaded file."""
-    kind: Any = getattr(sys.modules.get("pipeline.pipe"), "Pipe", None)
-    if not isinstance(kind, type):
-        return
-    built = weakref.WeakSet[Any]()
-    build, call = getattr(kind, "__init__"), getattr(kind, "__call__")  # noqa: B004, B009 (mypy: unsound)
-
-    @functools.wraps(build)
-    def init(pipe: object, *arguments: object, **keywords: object) -> None:
-        build(pipe, *arguments, **keywords)
-        built.add(pipe)
-
-    @functools.wraps(call)
-    def called(pipe: object, *arguments: object, **keywords: object) -> Any:
-        event("pipe", begins=True, built=pipe in built)
-        try:
-            return call(pipe, *arguments, **keywords)
-        finally:
-            event("pipe", begins=False, built=pipe in built)
-
-    setattr(kind, "__init__", init)  # noqa: B010
-    setattr(kind, "__call__", called)  # noqa: B010
 
 
 def watch_blocks(event: Callable[..., None], blocks: list[Any]) -> None:

@@ -24,7 +24,6 @@ if TYPE_CHECKING:  # what a function finds in a rank
     from grader.inside.tools import Context, torch
     from tests.pipeline.gpt2_in_rank import (  # isort: skip
         SimpleNamespace, config_of, described, let_meet, names_of, plain_gpt2, steps_of, watch_blocks,
-        watch_pipe_class,
     )  # fmt: skip
     from tests.pipeline.pipe_in_rank import NeverArrives, Watch, watch_queues
 
@@ -49,7 +48,6 @@ def spread(context: Context, lesson: Any, inputs: Any) -> Any:
     """
     arguments = context.arguments
     before = plain_gpt2(arguments, inputs["seed"])
-    watch_pipe_class(context.event)
     model = lesson.GPT2LMHeadModelParallel(config_of(arguments)).double()
     model.load_state_dict(before.state_dict())
     model.parallelize([f"cpu:{j}" for j in range(arguments["devices"])])
@@ -190,10 +188,10 @@ def wrong_blocks(got: Fields) -> str:
 
 
 def check_used(grade: Grade, masked: bool = False) -> None:
-    """Check that forward uses the pipe: every block gets the micro-batches, in a worker, while the Pipe is called."""
+    """Check that forward uses the pipe: every block gets the micro-batches, in a worker."""
     result = run_spread(grade, [SPLIT_SIZE], masked)
-    got, events = result.values[0], result.ranks[0].events
-    calls = [event.data for event in events if event.name == "block"]
+    got = result.values[0]
+    calls = [event.data for event in result.ranks[0].events if event.name == "block"]
     sizes = split_sizes(BATCH, SPLIT_SIZE)
     for block in range(BLOCKS):
         examples = [call["examples"] for call in calls if call["number"] == block]
@@ -205,20 +203,9 @@ def check_used(grade: Grade, masked: bool = False) -> None:
             grade.fail(f"{words}, got {short(examples)}")
     if any(call["in_caller"] for call in calls):
         grade.fail("a block runs in the caller's thread: the Pipe must run it in a worker")
-    must_be_in_a_pipe(grade, events)
     shared.must_meet(grade, result, lambda *_: "the partitions of the Pipe run one after another")
     if words := difference(got["steps"][0], right_steps(grade, masked)[0]):
         grade.fail(f"piped GPT-2: {words}")
-
-
-def must_be_in_a_pipe(grade: Grade, events: list[Any]) -> None:
-    """Fail unless every block runs during a call of a Pipe that Pipe(...) has built."""
-    in_pipe = False
-    for event in events:
-        if event.name == "pipe":
-            in_pipe = event.data["begins"] and event.data["built"]
-        elif event.name == "block" and not in_pipe:
-            grade.fail("a block runs outside the Pipe: forward must call self.h_pp, a Pipe(...) of the blocks")
 
 
 def check_agree(grade: Grade, masked: bool) -> None:

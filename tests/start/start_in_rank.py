@@ -1,6 +1,6 @@
 """Runs start_workers() and main() of a run_gpt2.py in a rank; sent to ranks as source.
 
-A process that runs work(), joins the group or reads the data leaves a file whose name has its process id.
+A process that runs work() leaves files whose names have its process id.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -25,16 +25,6 @@ if TYPE_CHECKING:  # what it finds in a rank
     from grader.inside.tools import Context
 
 WORK_TIME = 0.3  # seconds a worker works after all others have started, unless the script waits for it
-
-
-def leave(name: str) -> None:
-    """Leave a file that says that this process has done something."""
-    Path(f"{name}.{os.getpid()}").touch()
-
-
-def processes_that(name: str) -> int:
-    """Return how many processes have left a file `name`.pid, the script's own one not counted."""
-    return len({path.name for path in Path().glob(f"{name}.*")} - {f"{name}.{os.getpid()}"})
 
 
 # --- start_workers() ---
@@ -97,24 +87,6 @@ def work_until_waited_for(seconds: float) -> None:
 # --- main() ---
 
 
-class Blocks(list):
-    """Blocks of text; `on_half` is called when half of them were read."""
-
-    def __init__(self, blocks: Iterable[torch.Tensor], on_half: Callable[[], None]) -> None:
-        super().__init__(blocks)
-        self._unread, self._on_half = set(range(len(self))), on_half
-
-    def __getitem__(self, place: Any) -> Any:
-        places: Any = range(len(self))[place]  # of a slice, all of its places
-        self._unread -= set(places) if isinstance(place, slice) else {places}
-        if 2 * len(self._unread) <= len(self):
-            self._on_half()
-        return super().__getitem__(place)
-
-    def __iter__(self) -> Iterator[Any]:
-        return map(self.__getitem__, range(len(self)))
-
-
 def set_command_line(context: Context) -> None:
     """Set the flags of a run in which every step uses all blocks, so that its loss is the same for any partition.
 
@@ -152,15 +124,14 @@ def replace_surroundings(context: Context) -> None:
         if os.getpid() == here:
             raise InputError("the script's own process reads the training data: only its workers may read it")
         blocks, count = list(arguments["own_inputs"]), arguments["blocks"]
-        train = Blocks(blocks[:count], lambda: leave("read"))
-        return SimpleNamespace(train=train, validation=blocks[count:])
+        return SimpleNamespace(train=blocks[:count], validation=blocks[count:])
 
     save_tiny_gpt2(context)
     oscar.load_blocks, load.load_tokenizer = load_blocks, lambda *_, **__: range(8)  # type: ignore
     scaling.report_scaling = lambda *_, **__: None  # other tests judge it
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"):
         os.environ.pop(name, None)
-    meet_at_a_free_port(lambda: leave("joined"))
+    meet_at_a_free_port()
 
 
 def recorded_losses() -> list[list[float]]:
@@ -169,11 +140,8 @@ def recorded_losses() -> list[list[float]]:
     return [[iteration["loss"] for iteration in record["iterations"]] for record in records]
 
 
-def meet_at_a_free_port(on_joined: Callable[[], None]) -> None:
-    """Let the workers join at a free port, whichever port the code has: another run may use that one at the same time.
-
-    `on_joined` is called in each that has joined.
-    """
+def meet_at_a_free_port() -> None:
+    """Let the workers join at a free port, whichever port the code has: another run may use it at the same time."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     os.environ["MASTER_PORT"] = port
@@ -185,6 +153,5 @@ def meet_at_a_free_port(on_joined: Callable[[], None]) -> None:
         if init_method and init_method.startswith("tcp://"):
             init_method = f"tcp://127.0.0.1:{port}"
         init_process_group(backend, init_method, *arguments, **keywords)
-        on_joined()
 
     setattr(dist, "init_process_group", join)  # noqa: B010 (mypy: a function is not assigned to)

@@ -24,7 +24,7 @@ from common.workers.collectives import CollectiveLog, recorded
 from common.workers.machine import device_and_backend, workers_on_machine
 from common.workers.process_group import Worker
 from pipeline.run_gpt2 import use_cpu_with_one_gpu
-from tests.own.gpu.fake_gpu import joined
+from tests.own.gpu.fake_group import joined
 
 GPU = torch.device("cuda", 0)
 DUPLICATE = """NCCL error in: /pytorch/torch/csrc/distributed/c10d/NCCLUtils.cpp:94, invalid usage (run with \

@@ -22,7 +22,7 @@ from torch import nn
 from beyond import ring, stage_runner
 from beyond.on_grid import SCHEDULES
 from pipeline import distributed
-from tests.own.gpu.fake_gpu import joined
+from tests.own.gpu.fake_group import joined
 
 SIZES = [(stages, micro_batches) for stages in (2, 3, 4) for micro_batches in range(1, 9)]
 PIPELINE = "pipeline"
