@@ -179,7 +179,7 @@ def test_neither_a_solution_nor_a_grader_nor_a_folder_beside_the_systems_can_be_
     assert behind(folder, (), lambda: len(list(readable(secrets)))) == str(len(secrets))
 
 
-@pytest.mark.parametrize("place", [Path(sys.prefix, "lib/class"), Path("/usr/share/class"), Path("/usr")])
+@pytest.mark.parametrize("place", [Path(sys.prefix, "lib/class"), Path("/usr/share/class")])
 def test_a_class_that_lies_where_every_rank_may_read_is_refused(place, tmp_path):
     with pytest.raises(InputError, match="a place that submissions cannot read"):
         graded_run.refuse_exposed([tmp_path, place])
