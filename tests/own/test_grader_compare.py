@@ -64,7 +64,7 @@ INFINITE = np.array([[np.inf, 4.0], [np.nan, 8.0]])
     (MEAN * 2, Expected(MEAN, mistakes=with_inputs({"doubled": lambda x: 2 * x, "never": lambda x: 1 / 0 * x}, MEAN)),
      "doubled\n"),
     (MEAN * 1.001, Expected(MEAN), "value (2, 2): expected"),  # nearly 1: no factor, but rounding
-], ids=str)  # fmt: skip
+])  # fmt: skip
 def test_a_wrong_value_is_told_with_its_cause(got, expected, words):
     message = message_of({"value": got}, {"value": expected})
 
