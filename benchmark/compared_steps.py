@@ -42,6 +42,8 @@ def read() -> tuple[str, list[Row]]:
 def errors(strategy: str) -> tuple[float, str]:
     """Return the largest error of all predictions, and a sentence about those of a strategy."""
     about, rows = read()
+    if not rows:
+        return 0.0, "these predictions have not been compared yet: run `python -m benchmark.predict --compare`"
     of_all, own = [abs(row["error"]) for row in rows], [row["error"] for row in rows if row["strategy"] == strategy]
     of_strategy = f"{strategy} {min(own):+.0%} to {max(own):+.0%}, " if own else ""
     mean, most = statistics.fmean(of_all), max(of_all)
@@ -54,6 +56,8 @@ def errors(strategy: str) -> tuple[float, str]:
 def far(workers: int, rate: float | None) -> list[str]:
     """Return what is far beyond all cells that were compared, a line each."""
     _, rows = read()
+    if not rows:
+        return []
     most = max(row["workers"] for row in rows)
     least = min(bits_per_second(row["rate"]) for row in rows if row["rate"])
     lines = [f"far beyond what was compared: {workers} workers, up to {most:.0f} were"] if workers > FAR * most else []
@@ -106,4 +110,5 @@ def measure_steps(strategies: tuple[str, ...], model: str, workers: int, batch: 
         done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     if done.returncode:
         raise InputError(f"{' '.join(command)} failed: {done.stdout[-1000:]}")
-    return {row["strategy"]: row for row in json.loads(done.stdout.splitlines()[-1])["rows"]}
+    figures = [line for line in done.stdout.splitlines() if line.startswith("{")][-1]  # a profiler may print after it
+    return {row["strategy"]: row for row in json.loads(figures)["rows"]}

@@ -134,11 +134,17 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Open only the files with tests of --region: to import all of them takes longer than many a region."""
-    row = config.stash[SESSION].course.regions.get(config.getoption("--region"))
-    if row and collection_path.suffix == ".py" and collection_path.is_relative_to(ROOT):
-        return collection_path.relative_to(ROOT).as_posix() not in row.tests or None
-    return None
+    """Open only the files with tests of --region, or of the course's marker after -m: to import all takes longer than
+    many a region does. --region leaves out the tests that run whole scripts."""
+    course, region = config.stash[SESSION].course, config.getoption("--region")
+    asked, files = {region, config.getoption("-m")}, set[str]()
+    for row in course.regions.values():
+        task = course.tasks[row.task]
+        if asked & {row.id, row.marker, task.marker}:
+            files.update(row.tests, () if region else task.whole)
+    if not files or collection_path.suffix != ".py" or not collection_path.is_relative_to(ROOT):
+        return None
+    return collection_path.relative_to(ROOT).as_posix() not in files or None
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

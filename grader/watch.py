@@ -49,7 +49,7 @@ class OneGrading:
     def __init__(self) -> None:
         self.entries: list[Entry] = []
         self.printed: Printed = {}
-        self.warnings: list[str] = []  # of copies of earlier regions, and what was not checked
+        self.warnings: list[str] = []  # of copies of earlier regions
 
     def pytest_unconfigure(self, config: pytest.Config) -> None:
         self.entries = [*config.stash.get(ENTRIES, {}).values()]

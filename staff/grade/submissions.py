@@ -114,7 +114,7 @@ def missing_lessons(names: Sequence[str], course: Course) -> list[str]:
         in_folder = [name.rpartition("/")[2] for name in names if name.rpartition("/")[0] == folder]
         if file in names or not in_folder:
             continue
-        # `run_glue (1).py`, `Run_Glue.py`, `run_glue.py.txt` and `run_glue.ipynb`, but not `run_glues.py`
+        # Other capitals, a number or another suffix may follow the name, but no letter.
         alike = re.compile(re.escape(lesson.removesuffix(".py")) + r"(?![a-z])")
         instead = [name for name in in_folder if alike.match(name.casefold()) or name.endswith(".ipynb")]
         regions = ", ".join(region.id for region in course.regions.values() if region.file == file)

@@ -71,10 +71,10 @@ def hand_ins(folder: Path) -> list[Path]:
 
 
 def command(paths: list[Path], out: Path, *flags: str) -> tuple[dict[str, Any], subprocess.CompletedProcess]:
-    """The figures of a run in two jobs, on a terminal that knows ASCII alone."""
+    """The figures of a run in two jobs, on a terminal that knows ASCII alone, whose files nobody else may read."""
     words = [sys.executable, "-m", "staff.grade", *map(str, paths), "--out", str(out), "--jobs", "2", *flags]
     environment = os.environ | {"PYTHONIOENCODING": "ascii", "COS598D_SLOWNESS": "30"}
-    process = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True)
+    process = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, umask=0o077)
     return json.loads(process.stdout.splitlines()[-1]), process
 
 

@@ -189,7 +189,7 @@ class OptimizerRun:
         return values.size * BYTES[self.setting.dtype(self.buckets[bucket][0])]
 
     def micros(self, rank: int) -> list[MicroBatch]:
-        return micro_batches(self.result, self.setting, rank)
+        return micro_batches(self.grade, self.result, self.setting, rank)
 
     def check_price(self, calls: Iterable[Call], size: int, where: str, advice: str) -> None:
         """Check that the calls of all ranks send at most (N-1)/N of `size` bytes a rank, and SMALL bytes more."""

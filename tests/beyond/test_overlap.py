@@ -180,7 +180,7 @@ class Reduced:
         must_be_own_calls(grade, self.result, "send each bucket with dist.all_reduce")
 
     def micros(self, rank: int, step: int) -> list[MicroBatch]:
-        micros = shared.micro_batches(self.result, self.setting, rank)
+        micros = shared.micro_batches(self.grade, self.result, self.setting, rank)
         for micro in micros:  # finish() may use other collectives to agree on the order
             micro.sends = [send for send in micro.sends if send.call.name == "all_reduce"]
         return [micro for micro in micros if micro.step == step]

@@ -119,8 +119,8 @@ class MicroBatch:
     sends: list[Send] = field(default_factory=list)
 
 
-def micro_batches(result: Result, toy: ToySetting, rank: int) -> list[MicroBatch]:
-    """Return the micro-batches of a rank, in order, with its messages."""
+def micro_batches(grade: Grade, result: Result, toy: ToySetting, rank: int) -> list[MicroBatch]:
+    """Return the micro-batches of a rank, in order, with its messages. Fail if backward did not reach each gradient."""
     uses, micros, ended = toy.of_rank(rank), list[MicroBatch](), True
     for event in result.ranks[rank].events:
         if event.name == "backward":
@@ -133,6 +133,9 @@ def micro_batches(result: Result, toy: ToySetting, rank: int) -> list[MicroBatch
             micros[-1].reached.append(uses[step][number][use])
         elif micros and isinstance(event, Call) and is_message(event):
             micros[-1].sends.append(Send(len(micros[-1].reached), ended, event))
+    for micro in micros:
+        if micro.reached != [k for k in reversed(uses[micro.step][micro.number]) if k not in toy.frozen]:
+            grade.fail(f"step {micro.step}: rank {rank} does not compute the gradients in the order of backward")
     return micros
 
 

@@ -9,6 +9,7 @@ from common.paths import ROOT
 
 STARTED_BY_US = {  # never by a person
     "benchmark/checks/ranks.py",
+    "benchmark/measured_costs.py",
     "cluster/cloudlab_profile.py",
     "staff/gradescope/autograder.py",
     "staff/gradescope/classroom50.py",

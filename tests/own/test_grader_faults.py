@@ -31,11 +31,6 @@ MISMATCHES = {
         "pair = dist.new_group([0, 2]); dist.all_reduce(torch.ones(1 + rank), group=pair)",
         ["shapes", "rank 0 calls", "rank 2 calls", "in the group of ranks 0, 2"],
     ),
-    "batch": (
-        "[w.wait() for w in dist.batch_isend_irecv([dist.P2POp(dist.isend, g, (rank + 1) % n), "
-        "dist.P2POp(dist.irecv, torch.ones(2 + (rank == 1)), (rank - 1) % n)])]",
-        ["shapes", "rank 0 calls send #1 to rank 1", "rank 1 calls recv #1 from rank 0", "(3,)"],
-    ),
     "recv": ("dist.send(g, 1) if rank == 0 else dist.recv(torch.ones(3), 0) if rank == 1 else 0", ["shapes", "recv"]),
 }
 
@@ -72,16 +67,8 @@ RAISED = {
     "holes": ("dist.all_reduce(torch.arange(6.0)[::2])", "holes"),
     "twice": ("context.join()", "twice"),
     "no environment": ("dist.destroy_process_group(); dist.init_process_group('gloo')", "RANK, which is not set"),
-    "no port": (
-        "dist.destroy_process_group(); dist.init_process_group(init_method='tcp://h', rank=0)",
-        "tcp://HOST:PORT",
-    ),
     "unequal parts": ("dist.all_to_all_single(torch.ones(3), torch.ones(3), None, [1, 1])", "in the parts [1, 1]"),
     "short input": ("dist.reduce_scatter_tensor(g, torch.ones(4))", "contiguous input of 3 times the output (2,)"),
-    "bitwise and": (
-        "dist.all_reduce(torch.ones(2, dtype=int), dist.ReduceOp.BAND)",
-        "ReduceOp is not supported by the graders",
-    ),
     "recv from anybody": ("dist.recv(g)", "recv without a source is not supported by the graders"),
 }
 
@@ -96,15 +83,6 @@ def test_a_call_that_one_rank_can_see_to_be_wrong_raises_in_its_line(play, name)
     assert words in result.explain()
     assert "(task/run.py:7)" in result.explain()
     assert verdict_of(result, "2a.3").status == ("wrong" if "gloo" in result.explain() else "crashed")
-
-
-@pytest.mark.parametrize(("words", "region", "status"), [
-    ("TODO 1.2: do it", "1.2", "not attempted"), ("TODO 1.2", "1.3", "skipped"), ("TODO", "1.2", "not attempted"),
-])  # fmt: skip
-def test_a_todo_is_no_crash_whichever_region_it_names(play, words, region, status):
-    result = play(f"def go(context):\n    raise NotImplementedError({words!r})\n")
-
-    assert verdict_of(result, region).status == status
 
 
 def test_what_an_asynchronous_call_receives_is_nan_until_its_wait(play):
@@ -132,10 +110,6 @@ DEADLOCKS = {
         "dist.all_reduce(g)\nif rank == 1:\n    dist.barrier()",
         "deadlock: rank 1 waits in barrier #2 (task/run.py:9); ranks 0, 2 have already returned",
     ),
-    "handle": (
-        "if rank:\n    return\ndist.all_reduce(g, async_op=True).wait()",
-        "deadlock: rank 0 waits in all_reduce #1 (task/run.py:9); ranks 1-2 have already returned",
-    ),
     "ring with two right neighbours": (
         "to, t = (rank + 1) % n, 0 * g\n"
         "[w.wait() for w in dist.batch_isend_irecv([dist.P2POp(dist.isend, g, to), dist.P2POp(dist.irecv, t, to)])]",
@@ -150,10 +124,6 @@ DEADLOCKS = {
     "recv of nothing": (
         "if rank == 0:\n    dist.recv(g, 1)\nelse:\n    dist.barrier()",
         "deadlock: rank 0 waits in recv #1 from rank 1 (task/run.py:8); ranks 1-2 wait in barrier #1 (:10)",
-    ),
-    "join": (
-        "dist.destroy_process_group()\nif rank == 1:\n    context.join()",
-        "deadlock: rank 1 waits in init_process_group #1 (task/run.py:9); ranks 0, 2 have already returned",
     ),
     "raise": (
         "if rank == 1:\n    raise KeyError('p')\ndist.barrier()",

@@ -78,16 +78,6 @@ def test_a_rank_that_is_measured_can_write_no_file(play, hides):
     assert result.outcome == "raised" and not result.memory
 
 
-@pytest.mark.parametrize(("lines", "outcome", "words"), [
-    ('if context.rank:\n        measure("there")', "deadlock", "rank 1 waits in measurement #1"),
-    ('measure(f"there {context.rank}")', "mismatch", "different points of a probe"),
-])  # fmt: skip
-def test_all_ranks_are_measured_at_one_point(play, lines, outcome, words):
-    _, result = measured(play, lines)
-
-    assert result.outcome == outcome and words in result.explain()
-
-
 @in_rank(join=False)
 def keep(context, _lesson, inputs):
     """Keep so many bytes, and be measured."""

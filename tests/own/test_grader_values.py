@@ -92,16 +92,6 @@ def test_a_forged_message_is_refused(old, new):
         values.unpack(header.replace(old, new).encode(), body, values.to_array)
 
 
-def test_a_message_arrives_whole_whatever_the_pieces_are():
-    frames, data = values.Frames(), values.pack([1, np.ones(2)]) + values.pack("next")
-
-    got = [message for byte in data for message in frames.feed(bytes([byte]))]
-
-    assert got[0][0] == 1
-    assert got[0][1].tolist() == [1, 1]
-    assert got[1] == "next"
-
-
 def test_a_rank_that_writes_to_the_graders_line_itself_is_not_believed(play):
     source = """
         import socket

@@ -2,8 +2,7 @@
 
 import pytest
 
-from common.paths import ROOT
-from course.next_step import next_step, open_regions
+from course.next_step import next_step
 from course.table import load_course
 from grader.messages import messages
 from grader.report import Entry
@@ -64,15 +63,6 @@ def test_what_helps_most_comes_first(name):
     assert messages(entries, COURSE)[1] == line
 
 
-def test_ranks_that_say_the_same_are_one_cause_however_many_they_are():
-    one = "rank 0 waits in gather #1 (:8); rank 1 waits in scatter #2 (:9)"
-    more = "rank 0 waits in gather #1 (:8); ranks 1-2 wait in scatter #2 (:9)"
-
-    lines = messages([entry("test_a", one), entry("test_b", more)], COURSE)
-
-    assert lines[2:] == ["    same cause: test_b"]
-
-
 def test_only_the_first_message_of_a_region_is_long():
     long = "expected " + "0.1 " * 100
     lines = messages([entry("test_a", long + "a"), entry("test_b", "other words, " + long)], COURSE)
@@ -94,10 +84,6 @@ def tree(tmp_path):
     return tmp_path
 
 
-def test_open_regions_are_found_with_their_lines(tree):
-    assert open_regions(COURSE, tree) == {"1.2": 4, "1.3": 7, "2b.2": 1}
-
-
 @pytest.mark.parametrize(("asked", "failed", "begin"), [
     (set(), [], "next: 1.2 backward, task1_single/run_glue.py:4 "),  # the first whose needs are written
     ({"2b.2"}, [], "next: 2b.2 "),
@@ -106,10 +92,6 @@ def test_open_regions_are_found_with_their_lines(tree):
 ])  # fmt: skip
 def test_the_next_step_can_be_begun_and_is_what_was_asked_for_or_has_failed(tree, asked, failed, begin):
     assert next_step(COURSE, tree, asked=asked, failed=failed).startswith(begin)
-
-
-def test_nothing_is_next_where_all_is_written():
-    assert next_step(COURSE, ROOT) == ""
 
 
 @pytest.mark.parametrize(("printed", "all_ranks", "shown", "last"), [

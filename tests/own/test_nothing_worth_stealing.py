@@ -1,7 +1,7 @@
 """What a rank could read in its own memory, and in that of the process it is forked from.
 
 A word is planted in every region, judge and bank of a checkout, another one in a hand-in, which the checkout's graders
-grade. Every rank stops at the end of its probe. One in four, and its parent, is searched for both words, from outside.
+grade. Every rank stops at the end of its probe. It and its parent are searched for both words, from outside.
 """
 
 import os
@@ -79,14 +79,9 @@ def words_in_memory(pid: int, words: list[str]) -> set[str]:
     return present
 
 
-def search_while_grading(
-    checkout: Path, tree: Path, tests: list[str], words: list[str], one_in: int
-) -> tuple[int, set[tuple[str, str]]]:
-    """Grade `tree` with a planted checkout; return how many ranks were stopped, and who had which word.
-
-    One rank in `one_in` is searched, and the process that forks it; the ranks of a probe have the same modules.
-    """
-    command = [sys.executable, "-m", "pytest", "-q", f"--tree={tree}", *tests]
+def search_while_grading(checkout: Path, tree: Path, words: list[str]) -> tuple[int, set[tuple[str, str]]]:
+    """Grade `tree` with a planted checkout; return how many ranks were stopped, and who had which word."""
+    command = [sys.executable, "-m", "pytest", "-q", f"--tree={tree}", *TESTS]
     environment = os.environ | {"COS598D_SLOWNESS": "20"}
     stopped, holders = 0, set[tuple[str, str]]()
     with subprocess.Popen(command, cwd=checkout, env=environment, stdout=subprocess.DEVNULL) as graders:
@@ -94,9 +89,8 @@ def search_while_grading(
             for pid in descendants(graders.pid, set()):
                 state, parent = state_and_parent(pid)
                 if state == "T":
-                    if stopped % one_in == 0:
-                        holders |= {("a rank", word) for word in words_in_memory(pid, words)}
-                        holders |= {("the process that forks it", word) for word in words_in_memory(parent, words)}
+                    holders |= {("a rank", word) for word in words_in_memory(pid, words)}
+                    holders |= {("the process that forks it", word) for word in words_in_memory(parent, words)}
                     stopped += 1
                     os.kill(pid, signal.SIGCONT)
             time.sleep(0.002)
@@ -104,23 +98,16 @@ def search_while_grading(
     return stopped, holders
 
 
-SOME = [
+TESTS = [
     "tests/task1/test_bert.py::test_the_pretrained_weights_are_loaded",  # its ranks write a traceback
     "tests/gradients/test_averaging.py::test_all_reduce_leaves_out_what_has_no_gradient",
     "tests/pipeline/test_schedule.py::test_the_schedule_is_as_short_as_it_can_be",
     "tests/pipeline/test_compute.py::test_all_partitions_of_a_clock_cycle_work_at_the_same_time",
 ]
-ALL = ["tests", "--ignore", "tests/own"]
 
 
-@pytest.mark.parametrize(
-    "tests, one_in",
-    [
-        pytest.param(SOME, 1, marks=pytest.mark.medium, id="some tests"),
-        pytest.param(ALL, 4, marks=pytest.mark.proof, id="all tests"),  # an untouched hand-in starts no rank
-    ],
-)
-def test_ranks_have_in_memory_what_was_handed_in_and_no_line_of_a_solution_a_judge_or_a_bank(tmp_path, tests, one_in):
+@pytest.mark.medium
+def test_ranks_have_in_memory_what_was_handed_in_and_no_line_of_a_solution_a_judge_or_a_bank(tmp_path):
     secret, own = secrets.token_hex(8), secrets.token_hex(8)
     tree, checkout = tmp_path / "tree", tmp_path / "checkout"
     copy_tree(tree)
@@ -129,7 +116,7 @@ def test_ranks_have_in_memory_what_was_handed_in_and_no_line_of_a_solution_a_jud
     assert planted_checkout(checkout, secret) > 100
     stop_at_the_end_of_a_probe(checkout)
 
-    stopped, holders = search_while_grading(checkout, tree, tests, [secret, own], one_in)
+    stopped, holders = search_while_grading(checkout, tree, [secret, own])
 
-    assert stopped >= len(tests)
+    assert stopped >= len(TESTS)
     assert holders == {("a rank", own)}, "the search finds a word that is there"

@@ -91,6 +91,7 @@ def printed(words, monkeypatch, capsys):
     return json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
+@pytest.mark.skipif(not read()[1], reason="no prediction has been compared yet: benchmark.predict --compare")
 @pytest.mark.parametrize(
     ("words", "least_ms", "most_ms"),
     [

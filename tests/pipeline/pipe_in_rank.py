@@ -84,6 +84,7 @@ class Watch:
         def decided() -> bool:
             return place in self.met or self.over or in_caller or self.progress.nobody_else_arrives()
 
+        self.tell("present", place=place)
         with self.changed:
             self.present.add(place)
             if group <= self.present:
@@ -107,6 +108,7 @@ class Watch:
         self.changed.notify_all()
 
     def leave(self, place: Place) -> None:
+        self.tell("left", place=place)
         with self.changed:
             self.present.discard(place)
             self.changed.notify_all()

@@ -6,6 +6,7 @@ begun, so partitions that run one after another are found whatever their speed i
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -102,23 +103,35 @@ def must_end(grade: Grade, result: Result, pairs: Pairs, split_size: int = 1) ->
 
 
 def must_meet(grade: Grade, result: Result, why: Callable[[Watched, int], str]) -> None:
-    """Fail if a partition waited in vain for the others of its group.
+    """Fail if a partition waited in vain for the others of its group, or worked in the caller's thread.
 
     `why(watched, micro_batch)` gives the reason; `watched` has the events of this call of compute up to that moment.
     """
     events = result.ranks[0].events
+    if Watched(events).in_caller:
+        grade.fail(
+            "a partition runs in the caller's thread: put a Task into in_queues[j] whose function calls it, and do not "
+            "call it when you make the Task"
+        )
     number = next((number for number, event in enumerate(events) if event.name == "alone"), None)
     if number is None:
         return
     i, j = events[number].data["place"]
-    if Watched(events).in_caller:
-        grade.fail(
-            f"partition {j} runs in the caller's thread: put a Task into in_queues[j] whose function calls it, and do "
-            "not call it when you make the Task"
-        )
     start = max((before for before in range(number) if events[before].name == "cycle"), default=-1)
     absent = ", ".join(f"micro-batch {m} in partition {n}" for m, n in events[number].data["missing"])
     grade.fail(
         f"while partition {j} worked on micro-batch {i}, {absent} should have run at the same time, but did not: "
         f"{why(Watched(events[start + 1 : number]), i)}"
     )
+
+
+def must_have_met(grade: Grade, result: Result, groups: Sequence[Pairs]) -> None:
+    """Fail unless all places of each group had begun before one of them had ended."""
+    first: dict[tuple[str, int, int], int] = {}
+    for number, event in enumerate(result.ranks[0].events):
+        if event.name in ("present", "left"):
+            first.setdefault((event.name, *event.data["place"]), number)
+    for group in groups:
+        begun = max(first.get(("present", i, j), math.inf) for i, j in group)
+        if begun > min(first.get(("left", i, j), 0) for i, j in group):
+            grade.fail(f"the (micro-batch, partition) pairs {[*map(tuple, group)]} should run at the same time")

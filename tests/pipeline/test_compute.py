@@ -238,6 +238,7 @@ def check_same_time(grade: Grade) -> None:
     expected = {i: Expected((j + 2) * batches[i], message, f"batches[{i}]") for i, j in pairs}
     got = dict(enumerate(result.values[0]["batches"]))
     check(grade, "all partitions of a cycle ran, but it does not hold what its partition made: ", got, expected)
+    shared.must_have_met(grade, result, cycles)
 
 
 def check_devices(grade: Grade, devices: list[str], cycle: Cycle) -> None:

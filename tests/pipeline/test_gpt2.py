@@ -33,6 +33,7 @@ MODELS = ["scripts", "steps", "models"]
 BLOCKS, TOKENS, VOCABULARY = 4, 8, 30
 STEPS = 2  # of training, each with tokens of its own
 BATCH, SPLIT_SIZE, MICRO_BATCHES = 5, 2, 3
+GROUPS = [[[i, 0], [i - 1, 1]] for i in range(1, MICRO_BATCHES)]  # (micro-batch, partition) at the same time
 SIZES: dict[str, Any] = {"blocks": BLOCKS, "vocabulary": VOCABULARY}
 
 
@@ -124,8 +125,7 @@ def drawn_inputs(grade: Grade, masked: bool) -> Fields:
 
 def run_spread(grade: Grade, sizes: list[int], masked: bool = False, train: bool = True, devices: int = 2) -> Result:
     """Run the student's model. `sizes`: the `split_sizes` of spread."""
-    groups = [[[i, 0], [i - 1, 1]] for i in range(1, MICRO_BATCHES)]
-    arguments = {**SIZES, "split_sizes": sizes, "devices": devices, "train": train, "groups": groups}
+    arguments = {**SIZES, "split_sizes": sizes, "devices": devices, "train": train, "groups": GROUPS}
     result = shared.run_pipe(grade, spread, [drawn_inputs(grade, masked)], **arguments)
     shared.must_end(grade, result, [])
     return result
@@ -204,6 +204,7 @@ def check_used(grade: Grade, masked: bool = False) -> None:
     if any(call["in_caller"] for call in calls):
         grade.fail("a block runs in the caller's thread: the Pipe must run it in a worker")
     shared.must_meet(grade, result, lambda *_: "the partitions of the Pipe run one after another")
+    shared.must_have_met(grade, result, GROUPS)
     if words := difference(got["steps"][0], right_steps(grade, masked)[0]):
         grade.fail(f"piped GPT-2: {words}")
 

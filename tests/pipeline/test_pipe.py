@@ -169,6 +169,7 @@ def check_same_time(grade: Grade) -> None:
 
     shared.must_meet(grade, whole.result, why_alone)
     whole.check()
+    shared.must_have_met(grade, whole.result, groups)
 
 
 # --- the graded tests ---
