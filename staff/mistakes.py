@@ -80,11 +80,7 @@ def uncaught(verdicts: Iterable[Verdict], tests: Tests, options: argparse.Namesp
     if options.only or options.draw:
         return []
     failed = {test for verdict in verdicts if verdict.entry.is_mistake for test in verdict.failed}
-    wanted = [
-        name
-        for name, test in tests.items()
-        if options.task in (None, test.task) and options.region in (None, test.region)
-    ]
+    wanted = {n: t for n, t in tests.items() if options.task in (None, t.task) and options.region in (None, t.region)}
     for name in (idle := [name for name in wanted if name not in failed]):
         print(f"no mistake in the bank makes {name} fail")
     return idle

@@ -138,8 +138,7 @@ def judge_all(calls: Sequence[Call], workers: int) -> Iterator[Verdict]:
                     done += 1
             except BrokenProcessPool:
                 if workers == 1:
-                    yield Verdict(
-                        calls[done].entry, seed=calls[done].seeds[0], error="it ended the process that grades it"
-                    )
+                    entry, _, seeds, _ = calls[done]
+                    yield Verdict(entry, seed=seeds[0], error="it ended the process that grades it")
                     done += 1
                 workers = 1

@@ -1,19 +1,21 @@
-"""A row of a class without a run of the graders: for the tests of the grade book, the pages and the platforms."""
+"""Rows of a class without a run of the graders, in their own form: for the grade book, the pages, the platforms."""
 
+from collections.abc import Mapping
 from typing import Any
 
+from course.table import load_course
+from grader.report import Entry, as_dict
 from staff.grade.gradebook import Row
 
 
-def a_test(region: str, status: str, message: str = "", name: str = "test_it_works", most: int = 2) -> dict[str, Any]:
-    """A graded test as it is in a report."""
-    points = most if status == "passed" else 0
-    return {"id": f"tests/t.py::{name}", "task": region.split(".")[0], "region": region, "status": status,
-            "points": points, "max_points": most, "message": message}  # fmt: skip
+def entry(region: str, status: str, message: str = "", name: str = "test_it_works", most: int = 2) -> Entry:
+    """A graded test; its id is as long as `name`, which may have a file in front."""
+    id = name if "::" in name else f"tests/t.py::{name}"
+    task = load_course().regions[region].task
+    return Entry(id, task, region, status, most if status == "passed" else 0, most, message)
 
 
-def a_row(*tests: dict[str, Any], name: str = "alice", **run: Any) -> Row:
-    score, most = (sum(test[key] for test in tests) for key in ("points", "max_points"))
-    report = {"submission": name, "score": score, "max_score": most, "tests": list(tests), "sandbox": {}}
-    environment = {"python": "3.11", "seed": 55}
-    return Row(report | {"environment": environment}, {"notes": [], "unreadable": False, "output": {}} | run)
+def row(*entries: Entry, name: str = "alice", output: Mapping[str, Any] | None = None, **run: Any) -> Row:
+    report = {"submission": name, "sandbox": {}, "environment": {"python": "3.11", "seed": 55}}
+    report |= as_dict(entries, load_course().bonus_tasks)
+    return Row(report, {"notes": [], "unreadable": False, "output": dict(output or {}), "flags": []} | run)

@@ -41,7 +41,8 @@ def check(region: str, folder) -> None:
     for side, solved in (("open", ALL - {region}), ("solved", builds_on)):
         write_files(clean_files(solved=solved), folder / side)
 
-        assert unexpected(solved, tests, grade(folder / side, grader_files(), 1).statuses) == [], side
+        statuses = grade(folder / side, grader_files(), 1).statuses
+        assert unexpected(solved, tests, statuses) == [], f"{region} {side}"
 
 
 @pytest.mark.proof

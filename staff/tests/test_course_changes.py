@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 
@@ -71,17 +72,14 @@ def test_points_that_are_exchanged_are_those_of_the_handout_and_of_its_graders(t
     change(tree, exchange)
 
     readme = assemble(tree).files["README.md"].decode()
-    process = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "--collect-only", "-m", "task1", "--report", tree / "report.json"],
-        cwd=tree, capture_output=True, text=True,
-    )  # fmt: skip
+    collect = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-m", "task1", "--report", "report.json"]
+    subprocess.run(collect, cwd=tree, capture_output=True, check=True)
 
     assert "| 1.2 | backward | task1_single/run_glue.py | 5 |" in readme
-    assert "| 1.3 | optimizer step | task1_single/run_glue.py | 2 |" in readme
-    most = dict.fromkeys(("1.1", "1.2", "1.3", "1.4"), 0)
+    most = Counter[str]()
     for test in json.loads((tree / "report.json").read_text())["tests"]:
         most[test["region"]] += test["max_points"]
-    assert most == {"1.1": 3, "1.2": 5, "1.3": 2, "1.4": 3}, process.stdout
+    assert most == {"1.1": 3, "1.2": 5, "1.3": 2, "1.4": 3}
 
 
 @pytest.mark.medium

@@ -61,7 +61,7 @@ ELSEWHERE = {
     r"--input en_meta/": "needs OSCAR (test_oscar.py)",
     r"\$(bert|m)\b": "uses a variable of the line above (test_traffic.py, test_pipe_runs.py)",
     r"^paste ": "reads what a run has left; the command above it makes that",
-    r"submit\.py": "test_submit_*.py, staff/tests/test_carry.py",
+    r"submit\.py": "test_submit_*.py, staff/tests/test_copies.py",
     r"pytest -q tests/own/test_glue.py|-m pytest --hint": "test_glue.py, test_graded_points.py",
     r"staff\.(attacks|sandbox|grade|mistakes|gradescope|proofs)|staff/gradescope": "staff's tests",
     r"runs/task4_\$|for batch|compare\.py": "test_traffic.py",

@@ -71,10 +71,10 @@ def hand_ins(folder: Path) -> list[Path]:
 
 
 def command(paths: list[Path], out: Path, *flags: str) -> tuple[dict[str, Any], subprocess.CompletedProcess]:
-    """The figures of a run in two jobs, on a terminal that knows ASCII alone."""
+    """The figures of a run in two jobs, on a terminal that knows ASCII alone, whose files nobody else may read."""
     words = [sys.executable, "-m", "staff.grade", *map(str, paths), "--out", str(out), "--jobs", "2", *flags]
     environment = os.environ | {"PYTHONIOENCODING": "ascii", "COS598D_SLOWNESS": "30"}
-    process = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True)
+    process = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, umask=0o077)
     return json.loads(process.stdout.splitlines()[-1]), process
 
 
@@ -99,13 +99,9 @@ def test_every_hand_in_gets_its_points_wherever_its_files_lie(graded):
     scores = {name: (row["score"], row["bonus"]) for name, row in graded["rows"].items()}
     statuses = {name: {test["status"] for test in report(graded, name)["tests"]} for name in scores}
 
-    assert scores == {
-        "solved": ("5", "4"),
-        "nested": ("1", "0"),
-        "wrong": ("0", "0"),
-        "nothing": ("0", "0"),
-        ODD: ("0", "0"),
-    }
+    assert {name: score for name, score in scores.items() if score != ("0", "0")} == {
+        "solved": ("5", "4"), "nested": ("1", "0")
+    }  # fmt: skip
     assert statuses["solved"] == {"passed"} and statuses["nothing"] == {"not attempted"}
     assert statuses[ODD] == {"crashed"} and "cannot be read" in graded["rows"][ODD]["notes"]
     assert {key: graded["figures"][key] for key in ("submissions", "graded", "kept", "unreadable", "class")} == {
@@ -135,20 +131,19 @@ def test_the_page_of_the_class_has_its_mean_its_mistakes_its_regions_and_shared_
     assert "Mean 1.2, median 0 of 5 points" in text and "1 could not be read" in text
     assert re.search(r"b\.15 \D+ 0\.5 of 2 1 0 0 3 ", text), "one of the four that can be read has all points"
     assert "1 of 4 2b.2" in text and "processors" in text
-    assert f"nested, wrong 3 mean_time=2.345679 {''}".strip() in text
+    assert "nested, wrong 3 mean_time=2.345679" in text
     for name in graded["rows"]:
         assert (graded["out"] / "hand_ins" / name / "index.html").read_text().count("of 5 points")
 
 
 @pytest.mark.medium
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two processors")
-def test_a_job_has_its_share_of_the_processors(graded):
-    message = next(test["message"] for test in report(graded, "wrong")["tests"] if "processors" in test["message"])
+def test_a_hand_in_runs_on_the_processors_of_its_job(graded):
+    processors = len(os.sched_getaffinity(0))
+    messages = " ".join(test["message"] for test in report(graded, "wrong")["tests"])
 
-    assert (
-        f"runs on {-(-len(os.sched_getaffinity(0)) // 2)} " in message
-        or f"{len(os.sched_getaffinity(0)) // 2} " in message
-    )
+    shares = {int(number) for number in re.findall(r"runs on (\d+) processors", messages)}
+    assert shares and shares <= {processors // 2, processors - processors // 2}
 
 
 @pytest.mark.medium
@@ -168,16 +163,14 @@ def test_only_what_has_changed_is_graded_again_with_another_seed_and_what_cannot
 
 
 @pytest.mark.medium
-def test_a_deadline_that_is_given_wins_over_the_environments_and_leaves_the_points_before_it(tmp_path):
-    write_files({AVERAGING: solved_files()[AVERAGING], HOME: b"while True:\n    pass\n"}, tmp_path / "in")
+def test_a_deadline_that_is_given_wins_over_that_of_the_environment(tmp_path):
+    write_files({HOME: b"while True:\n    pass\n"}, tmp_path / "in")
 
-    start = time.monotonic()
-    command([tmp_path / "in"], tmp_path / "out", "--deadline", "12", "--tests", *TESTS[:3])
+    command([tmp_path / "in"], tmp_path / "out", "--deadline", "3", "--tests", QUICK)
 
     row = result_store.read(tmp_path / "out", "in")
-    assert row.report["score"] == 1 and time.monotonic() - start < 200  # 30 times the usual deadline otherwise
-    assert any("the graders were stopped after 12 s" in note for note in row.run["notes"])
-    assert {test["status"] for test in row.tests} >= {"passed", "timed out"}
+    assert row.run["notes"][-1] == "the graders were stopped after 3 s, before the last test"
+    assert [test["status"] for test in row.tests] == ["timed out"]
 
 
 def test_a_row_that_is_not_there_yet_or_damaged_is_named_and_the_others_are_shown(tmp_path):

@@ -1,4 +1,4 @@
-"""Tests of the autograder: results.json by the specification, late days, the zip, and a try as the platform."""
+"""The autograders: results.json by the specification, late days, the zip, and a try as the platform."""
 
 import json
 import os
@@ -16,112 +16,85 @@ from common.errors import InputError
 from common.paths import ROOT
 from course.table import load_course
 from course.zip_files import write_zip
-from grader.report import Entry, render
-from staff.grade.gradebook import Row
+from grader.report import render
 from staff.grade.hand_ins import hidden_files
 from staff.grade.submissions import write_files
 from staff.gradescope import build
 from staff.gradescope.classroom50 import result
 from staff.gradescope.results import VISIBILITIES, late_days, results, unfinished
-from staff.tests.rows import a_row, a_test
+from staff.proofs.bank import solved_files
+from staff.tests.rows import entry, row
 
 pytestmark = pytest.mark.medium
 
 COURSE = load_course()
 FORMATS = {"text", "html", "simple_format", "md", "ansi"}
-TOP: dict[str, Any] = {
-    "score": (int, float), "execution_time": (int, float), "output": str, "output_format": str, "visibility": str,
-    "test_output_format": str, "test_name_format": str, "stdout_visibility": str, "extra_data": dict, "tests": list,
-    "leaderboard": list,
-}  # fmt: skip
-TEST: dict[str, Any] = {
-    "score": (int, float), "max_score": (int, float), "status": str, "name": str, "name_format": str, "number": str,
-    "output": str, "output_format": str, "tags": list, "visibility": str, "extra_data": dict,
+FIELDS: dict[str, Any] = {  # of the specification
+    "score": (int, float), "max_score": (int, float), "execution_time": (int, float), "status": str, "name": str,
+    "number": str, "output": str, "output_format": str, "test_output_format": str, "test_name_format": str,
+    "name_format": str, "visibility": str, "stdout_visibility": str, "tags": list, "extra_data": dict, "tests": list,
 }  # fmt: skip
 LONGEST = 100_000  # characters; the platform cuts there
 
 
 def check_schema(content: dict) -> None:
     """results.json by the specification: known fields of the right types and values, a score that can be had."""
-    for fields, known_fields in [(content, TOP), *((test, TEST) for test in content["tests"])]:
+    for fields in (content, *content["tests"]):
         for name, value in fields.items():
-            assert name in known_fields, name
-            assert isinstance(value, known_fields[name]) and not isinstance(value, bool), (name, value)
+            assert isinstance(value, FIELDS[name]) and not isinstance(value, bool), (name, value)
             assert not name.endswith("format") or value in FORMATS, (name, value)
             assert not name.endswith("visibility") or value in VISIBILITIES, (name, value)
             assert not isinstance(value, str) or len(value) <= LONGEST
-    assert "score" in content or content["tests"]
     for test in content["tests"]:
         assert test["status"] in ("passed", "failed") and 0 <= test["score"] <= test["max_score"]
         assert all(isinstance(tag, str) for tag in test["tags"])
-    assert len(json.dumps(content)) < 10 * LONGEST
+    assert "score" in content and len(json.dumps(content)) < 10 * LONGEST
 
 
-def graded(*outcomes: tuple[str, str, str], **run) -> Row:
-    """A row from (id, status, message), each of 2 points and of region 2b.1."""
-    return a_row(*(a_test("2b.1", status, message) | {"id": id} for id, status, message in outcomes), **run)
+def of(region: str = "2b.1", *outcomes: tuple[str, str, str]) -> list:
+    """Entries from (name, status, message)."""
+    return [entry(region, status, message, name) for name, status, message in outcomes]
 
 
-def test_bonus_points_are_added_to_gradescope_s_score_and_named_apart():
-    row = graded(("tests/t.py::test_a", "passed", ""))
-    row.report.update({"bonus": 4, "max_bonus": 15})
-    row.report["tests"].append(row.report["tests"][0] | {"task": "b", "region": "b.1", "points": 4, "max_points": 4})
-
-    content = results(row, COURSE, None, 1.0)
-
-    assert content["score"] == 6
-    assert content["output"] == "2 of 2 points and 4 of 15 bonus points."
-    assert [test["tags"][1:] for test in content["tests"]] == [[], ["bonus"]]
+def printed(*ranks: int, text: str = "hello") -> list[dict[str, Any]]:
+    return [{"rank": rank, "ended": "raised at x.py:3", "stdout": text, "stderr": ""} for rank in ranks]
 
 
-def test_results_follow_the_specification():
-    long = [{"rank": rank, "ended": "raised", "stdout": str(rank) * 4000, "stderr": ""} for rank in range(8)]
-    tests = [(f"tests/t.py::test_{n}", "wrong", "m" * 50_000) for n in range(100)]
-    row = graded(("tests/t.py::test_a", "passed", ""), *tests, output={tests[0][0]: long})
+def test_results_follow_the_specification_and_bonus_points_are_added_to_the_score_and_named_apart():
+    tests = [entry("2b.1", "wrong", "m" * 50_000, f"test_{n}") for n in range(100)]
+    graded = row(entry("2b.1", "passed"), entry("b.1", "passed", most=4), *tests, output={
+        tests[0].id: printed(*range(8), text="x" * 4000)
+    })  # fmt: skip
 
-    content = results(row, COURSE, 2, 61.2)
+    content = results(graded, COURSE, 2, 61.2)
 
     check_schema(content)
     check_schema(unfinished("what stands there until the end"))
-    assert (content["score"], content["execution_time"], content["extra_data"]["late_days"]) == (2, 62, 2)
-    assert content["tests"][-1] | {"tags": []} == {
-        "score": 2, "max_score": 2, "status": "passed", "name": "a", "name_format": "text", "number": "2b.1",
-        "output": "", "output_format": "text", "tags": [], "visibility": "visible",
+    assert (content["score"], content["execution_time"], content["extra_data"]["late_days"]) == (6, 62, 2)
+    assert content["output"].startswith("2 of 202 points and 4 of 4 bonus points.")
+    assert next(test for test in content["tests"] if test["number"] == "b.1") == {
+        "score": 4, "max_score": 4, "status": "passed", "name": "it works", "name_format": "text", "number": "b.1",
+        "output": "", "output_format": "text", "tags": [COURSE.tasks["b"].title, "bonus"], "visibility": "visible",
     }  # fmt: skip
 
 
-def test_a_failure_says_its_status_the_hint_and_what_ranks_printed():
-    ranks = [{"rank": 1, "ended": "raised at x.py:3", "stdout": "hello", "stderr": ""}]
-    row = graded(("tests/t.py::test_it", "crashed", "rank 1 raised"), output={"tests/t.py::test_it": ranks})
-
-    (test,) = results(row, COURSE, None, 1)["tests"]
-
-    assert test["output"].startswith("crashed: rank 1 raised")
-    assert COURSE.regions["2b.1"].hints[0] in test["output"] and "hello" in test["output"]
-
-
-def test_tests_that_fail_for_one_reason_are_told_once_and_the_cause_comes_first():
-    ranks = [{"rank": 0, "ended": "returned", "stdout": "hello", "stderr": ""}]
+def test_tests_that_fail_for_one_reason_are_told_once_with_the_hint_and_what_ranks_printed_and_the_cause_comes_first():
     vague, cause = "expected 8 bytes, got 16", "every gradient is {0} times the mean on {0} workers: did you divide?"
     seed = " (inputs drawn with seed 7; use --seed 7 to repeat them)"
-    row = graded(
-        ("tests/t.py::test_passes", "passed", ""),
-        ("tests/t.py::test_bytes", "wrong", vague + seed),
-        ("tests/t.py::test_mean", "wrong", cause.format(3) + seed),
-        ("tests/t.py::test_sizes", "wrong", cause.format(2) + seed),
-        (
-            "tests/t.py::test_later",
-            "skipped",
-            f"depends on region 2a.1, which does not pass yet. Observed: {vague}",
-        ),
-        output={"tests/t.py::test_bytes": ranks, "tests/t.py::test_sizes": ranks},
+    tests = of(
+        "2b.1",
+        ("test_passes", "passed", ""),
+        ("test_bytes", "wrong", vague + seed),
+        ("test_mean", "wrong", cause.format(3) + seed),
+        ("test_sizes", "wrong", cause.format(2) + seed),
+        ("test_later", "skipped", f"depends on region 2a.1, which does not pass yet. Observed: {vague}"),
     )
 
-    content = results(row, COURSE, None, 1)
+    content = results(row(*tests, output={test.id: printed(1) for test in tests[1:4:2]}), COURSE, None, 1)
 
     assert [(test["name"], test["output"]) for test in content["tests"]] == [
         ("mean", f"wrong: {cause.format(3)}\n\nThe same: sizes\n\nHint: {COURSE.regions['2b.1'].hints[0]}"
-         "\n\nrank 0 returned\nhello"),
+         "\n\nrank 1 raised at x.py:3\nhello"),
         ("sizes", 'wrong, for the same reason as "mean"'),
         ("bytes", f"wrong: {vague}"),
         ("later", f"2b.1 depends on 2a.1; observed so far: {vague}"),
@@ -130,13 +103,17 @@ def test_tests_that_fail_for_one_reason_are_told_once_and_the_cause_comes_first(
     assert content["output"].splitlines()[-1] == "inputs were drawn with seed 7; use --seed 7 to repeat them"
 
 
-def test_a_visible_test_does_not_speak_of_hidden_ones():
-    row = graded(("staff/hidden/test_b.py::test_secret", "wrong", "x"), ("tests/t.py::test_a", "wrong", "x"))
+def test_a_visible_test_does_not_speak_of_hidden_ones_and_what_to_look_at_is_where_no_student_sees_it():
+    flag = {"file": "common/schedule.py", "line": 3, "what": "calls os._exit"}
+    tests = of("2b.1", ("staff/hidden/test_b.py::test_secret", "wrong", "x"), ("test_a", "wrong", "x"))
 
-    first, second = results(row, COURSE, None, 1)["tests"]
+    content = results(row(*tests, flags=[flag]), COURSE, None, 1)
 
+    first, second = content["tests"]
     assert (first["visibility"], second["visibility"]) == ("visible", COURSE.hidden["visibility"])
     assert "secret" not in first["output"] and "the same" not in second["output"]
+    assert content["extra_data"].pop("look_at_by_hand") == [flag]
+    assert "os._exit" not in json.dumps(content) and "review" not in json.dumps(content)
 
 
 DUE = "2026-03-01T23:00:00.000000-08:00"
@@ -147,9 +124,10 @@ DUE = "2026-03-01T23:00:00.000000-08:00"
     [
         ("2026-03-01T22:59:59.000000-08:00", [], 0),
         ("2026-03-02T08:00:01.000000+01:00", [], 1),
-        ("2026-03-03T23:00:00.000000-08:00", [], 2),
-        ("2026-03-04T01:00:00.000000-08:00", [{"id": 1}, {"id": 2, "assignment": {"due_date": DUE}}], 3),
-        ("2026-03-04T01:00:00.000000-08:00", [{"assignment": {"due_date": "2026-03-03T23:00:00-08:00"}}], 1),
+        ("2026-03-03T22:59:59.000000-08:00", [], 2),
+        ("2026-03-03T23:00:01.000000-08:00", [], 3),
+        ("2026-03-03T23:00:01.000000-08:00", [{"assignment": {"due_date": "2026-03-03T23:00:00.000000-08:00"}}], 1),
+        ("2026-03-03T23:00:01.000000-08:00", [{"assignment": None}, {"assignment": {"due_date": None}}], 3),
     ],
 )
 def test_a_day_late_is_each_that_has_begun_and_an_extension_counts(tmp_path, created, users, late):
@@ -174,10 +152,10 @@ RUNNER = {
 
 
 def test_classroom_50_gets_what_its_schema_requires():
-    row = graded(("tests/t.py::test_it_works", "passed", ""), ("tests/t.py::test_b", "wrong", "x"))
+    graded = row(*of("2b.1", ("test_it_works", "passed", ""), ("test_b", "wrong", "x")))
     now = datetime(2026, 3, 1, 12, 30, 5, tzinfo=timezone(timedelta(hours=1)))
 
-    content = result(row, RUNNER, now)
+    content = result(graded, RUNNER, now)
 
     assert content == {
         "schema": "classroom50/result/v1", "classroom": "cos598d", "assignment": "training", "owner": "alice",
@@ -189,20 +167,20 @@ def test_classroom_50_gets_what_its_schema_requires():
             {"test-name": "2b.1 b", "passed": False, "score": 0, "max-score": 2},
         ],
     }  # fmt: skip
+    assert result(graded, RUNNER | {"USERNAME": "bob", "REVIEW_URL": "r"}, now) == content | {"review": "r"}
 
 
 @pytest.mark.parametrize("change", [{"COMMIT_URL": ""}, {"SUBMISSION_TAG": "v1"}, {"CLASSROOM": ""}])
 def test_outside_of_classroom_50_it_says_what_is_missing(change):
     with pytest.raises(InputError, match=next(iter(change))):
-        result(graded(), RUNNER | change, datetime.now(UTC))
+        result(row(), RUNNER | change, datetime.now(UTC))
 
 
 def test_the_handouts_workflow_shows_the_table_of_points_and_no_message_above_it():
     """Its sed finds the first line of the table that the graders print."""
     text = (ROOT / "staff/handout/files/grade.yml").read_text()
     (script,) = re.findall(r"sed -n '(.*?)' points.txt", text)
-    entry = Entry("test_a", "2b", "2b.1", "wrong", 0, 4, "")
-    table = render([entry], COURSE)
+    table = render([entry("2b.1", "wrong", most=4)], COURSE)
     printed = ["..F", "task 2b takes 3/4 of the points, it says", "  2b.1: wrong", "", *table, "next: 2b.1"]
 
     sed = subprocess.run(["sed", "-n", script], input="\n".join(printed), capture_output=True, text=True, check=True)
@@ -221,10 +199,9 @@ def autograder(tmp_path_factory) -> Path:
             Path(opened.extract(info, folder / "source")).chmod(info.external_attr >> 16 & 0o777)
     for name in ("submission", "results"):
         (folder / name).mkdir()
-    process = subprocess.run(
-        ["bash", folder / "source/setup.sh"], env=os.environ | {"COS598D_PYTHON": sys.executable}, capture_output=True
-    )
-    assert process.returncode == 0, process.stderr.decode()[-1000:]
+    environment = os.environ | {"COS598D_PYTHON": sys.executable}
+    subprocess.run(["bash", folder / "source/setup.sh"], env=environment, capture_output=True, check=True)
+    assert (folder / "source/.python").read_text().strip() == sys.executable  # and not the one of PATH
     return folder
 
 
@@ -242,25 +219,13 @@ def test_the_zip_has_what_the_platform_runs_and_no_solution(autograder):
 
 def run_autograder(folder: Path, timeout: int = 600) -> dict:
     environment = os.environ | {"TIMEOUT": str(timeout), "COS598D_SLOWNESS": "3"}
-    script = folder / "source/run_autograder"
-    process = subprocess.run([script, folder], env=environment, capture_output=True, text=True, timeout=900)
-    assert process.returncode == 0, process.stderr[-1000:]
+    subprocess.run([folder / "source/run_autograder", folder], env=environment, capture_output=True, check=True)
     return json.loads((folder / "results/results.json").read_text())
-
-
-def test_what_to_look_at_by_hand_is_where_no_student_sees_it():
-    flag = {"file": "common/schedule.py", "line": 3, "what": "calls os._exit"}
-
-    content = results(graded(("tests/t.py::test_a", "passed", ""), flags=[flag]), COURSE, None, 1.0)
-
-    assert content["extra_data"].pop("look_at_by_hand") == [flag]
-    assert "os._exit" not in json.dumps(content) and "review" not in json.dumps(content)
 
 
 @pytest.mark.slow
 def test_a_solution_gets_full_marks_on_the_platform(autograder):
-    solved = {region.file: (ROOT / region.file).read_bytes() for region in COURSE.regions.values()}
-    write_files(solved, autograder / "submission")
+    write_files(solved_files(), autograder / "submission")
     assignment = {"due_date": "2026-03-01T23:00:00-08:00"}
     metadata = {"created_at": "2026-03-03T00:00:00-08:00", "assignment": assignment, "users": []}
     (autograder / "submission_metadata.json").write_text(json.dumps(metadata))
@@ -273,7 +238,7 @@ def test_a_solution_gets_full_marks_on_the_platform(autograder):
     assert content["extra_data"]["late_days"] == 2
 
 
-def test_what_was_earned_before_our_own_deadline_is_reported(autograder, tmp_path):
+def test_what_was_earned_before_our_own_deadline_is_reported(autograder):
     content = run_autograder(autograder, timeout=45)
 
     check_schema(content)

@@ -18,6 +18,7 @@ PRIVATE = re.compile(r"_[a-zA-Z]")
 def private_names(tree: ast.Module) -> Iterator[str]:
     """Private attributes, except those of self and cls, and what is imported by such names or from such modules."""
     for node in ast.walk(tree):
+        names: list[str] = []
         match node:
             case ast.Attribute(value=ast.Name(id="self" | "cls")):
                 continue
@@ -29,10 +30,8 @@ def private_names(tree: ast.Module) -> Iterator[str]:
                 names = [part for alias in aliases for part in alias.name.split(".")]
             case ast.ImportFrom(module=str(module), names=aliases):
                 is_private = any(PRIVATE.match(part) for part in module.split("."))
-                yield from (alias.name for alias in aliases if is_private)
-                names = [alias.name for alias in aliases]
-            case _:
-                continue
+                names = [alias.name for alias in aliases if is_private or PRIVATE.match(alias.name)]
+                yield from names
         yield from filter(PRIVATE.match, names)
 
 
@@ -45,21 +44,19 @@ def defined_names(tree: ast.Module) -> Iterator[str]:
                 yield name
 
 
-def product_trees() -> dict[str, ast.Module]:
+def test_every_private_name_is_listed_with_its_files():
     folders = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["mypy"]["files"]
     paths = [path for folder in folders for path in [*(ROOT / folder).rglob("*.py"), ROOT / folder] if path.is_file()]
-    names = {path.relative_to(ROOT).as_posix(): path for path in paths}
-    product = {name: path for name, path in names.items() if not name.startswith(("staff/tests/", "staff/banks/"))}
-    return {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in product.items()}
+    trees = {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text(encoding="utf-8")) for path in paths}
+    product = {file: tree for file, tree in trees.items() if not file.startswith("staff/tests/")}
+    ours = {name for tree in product.values() for name in defined_names(tree)} | DOCUMENTED
 
+    used = {(name, file) for file, tree in product.items() for name in set(private_names(tree)) - ours}
 
-def test_every_private_name_is_listed_with_its_files():
-    trees = product_trees()
-    ours = {name for tree in trees.values() for name in defined_names(tree)} | DOCUMENTED
-    used = {(name, file) for file, tree in trees.items() for name in set(private_names(tree)) - ours}
-
+    overridden = {name for name in vars(BrokeredGroup) if re.match(r"_[a-z]", name) and hasattr(ProcessGroup, name)}
     assert {use for use in used if not any(use[0] in row and use[1] in row for row in TABLE.splitlines())} == set()
-    assert ("_dump_fr_trace", "common/workers/collectives.py") in used
+    assert {name for name in overridden if f"`{name}`" not in TABLE} == set()
+    assert used and overridden
 
 
 def test_every_listed_name_is_still_in_one_of_its_files():
@@ -69,10 +66,3 @@ def test_every_listed_name_is_still_in_one_of_its_files():
         gone |= {name for name in re.findall(r"(?<!\w)_[a-zA-Z]\w+", names) if name not in text}
 
     assert gone == set()
-
-
-def test_every_private_method_that_our_process_group_overrides_is_listed():
-    overridden = {name for name in vars(BrokeredGroup) if re.match(r"_[a-z]", name) and hasattr(ProcessGroup, name)}
-
-    assert {name for name in overridden if f"`{name}`" not in TABLE} == set()
-    assert "_get_backend" in overridden

@@ -1,0 +1,121 @@
+"""What is taken of a hand-in, under which names, and what the student learns about the rest."""
+
+from pathlib import Path
+
+import pytest
+
+from common.errors import InputError
+from course.table import load_course
+from staff.grade.submissions import choose, clean_files, name_all, write_files, write_tree
+
+COURSE = load_course()
+HOME = "common/data_partition.py"
+
+
+def hand_in(folder: Path, *files: str) -> Path:
+    write_files(dict.fromkeys(files, b"mine = 1\n"), folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "handed_in, taken",
+    [
+        (["task2a/run_glue.py"], {"task2a_gather_scatter/run_glue.py"}),  # the course's name of the folder
+        (["Task3/run_glue.py", "pipeline/pipe.py"], {"task3_ddp/run_glue.py", "pipeline/pipe.py"}),
+        (["task2b/mine/deep/helper.py"], {"task2b_allreduce/mine/deep/helper.py"}),
+        (["notes.txt", "group 3/final/task1/a.py", f"group 3/final/{HOME}"], {"task1_single/a.py", HOME}),
+        (["task1/a.py", "common/data/glue.py", "grader/ranks/one_run.py", "tests/conftest.py"], {"task1_single/a.py"}),
+        ([HOME, "conftest.py", "pytest.ini", "torch.py", "course.toml"], {HOME}),
+    ],
+)
+def test_what_a_student_may_change_is_taken_from_wherever_it_lies(tmp_path, handed_in, taken):
+    assert set(choose(hand_in(tmp_path, *handed_in), COURSE)[0]) == taken
+
+
+def test_a_task_handed_in_twice_is_said_and_a_hand_in_without_the_courses_folders_is_none(tmp_path):
+    files, notes = choose(hand_in(tmp_path / "twice", "task1/run_glue.py", "task1_single/run_glue.py"), COURSE)
+
+    assert list(files) == ["task1_single/run_glue.py"] and "was also submitted" in notes[0]
+    with pytest.raises(InputError, match="expected the folders of the course"):
+        choose(hand_in(tmp_path / "none", "report.txt"), COURSE)
+
+
+@pytest.mark.parametrize(
+    ("found", "advice"),
+    [
+        ("run_glue.py", ""),
+        ("run_glue (1).py", "Rename it to run_glue.py"),
+        ("Run_Glue.py", "Rename it to run_glue.py"),
+        ("run_glue.py.txt", "Rename it to run_glue.py"),
+        ("solution.ipynb", "Export it as run_glue.py"),
+        ("notes.py", "count as unsolved"),
+    ],
+)
+def test_a_lesson_s_file_that_is_missing_is_named_with_what_is_there_instead(tmp_path, found, advice):
+    _, notes = choose(hand_in(tmp_path, f"task1/{found}"), COURSE)
+
+    assert [advice in note and "its regions (1.1, 1.2, 1.3, 1.4)" in note for note in notes] == [True] * bool(advice)
+    assert (repr(found) in " ".join(notes)) == (found not in ("notes.py", "run_glue.py"))
+
+
+def test_what_is_not_handed_in_is_the_handouts_and_every_tree_has_files_of_its_own(tmp_path):
+    clean = clean_files()
+    write_tree(clean, choose(hand_in(tmp_path / "in", "task1/run_glue.py"), COURSE)[0], tmp_path / "tree")
+    (tmp_path / "tree" / HOME).write_text("poisoned\n")
+    write_tree(clean, {}, tmp_path / "next")
+
+    assert (tmp_path / "tree/task1_single/run_glue.py").read_text() == "mine = 1\n"
+    assert "raise NotImplementedError" in (tmp_path / "tree/task2a_gather_scatter/run_glue.py").read_text()
+    assert not any("SOLUTION" in path.read_text() for path in (tmp_path / "tree").rglob("*.py"))
+    assert not (tmp_path / "tree/course.toml").exists()  # hints
+    assert (tmp_path / "next" / HOME).read_bytes() == clean[HOME]
+
+
+def test_a_folder_in_place_of_a_file_is_said(tmp_path):
+    hand_in(tmp_path / "in", "pipeline/pipe.py/inside.py")
+
+    with pytest.raises(InputError, match=r"^pipeline/pipe\.py: expected a file of the course"):
+        write_tree(clean_files(), choose(tmp_path / "in", COURSE)[0], tmp_path / "tree")
+
+
+def names(*paths: str) -> list[str]:
+    return [submission.name for submission in name_all([Path(path) for path in paths])]
+
+
+def test_submissions_are_named_after_folders_and_zips_and_a_path_that_is_given_twice_is_one():
+    paths = ("/x/alice.zip", "/x/bob", "/y/hand in.ZIP", "/y/carol/hw.zip", "/y/dan/hw.zip", "/x/./bob")
+
+    assert names(*paths) == ["alice", "bob", "hand_in", "carol-hw", "dan-hw"]
+
+
+@pytest.mark.parametrize("name", ["..", "a\nb", "\udcff", "x" * 300, "\U00020000" * 100, "<b>", "."])
+def test_every_name_can_be_a_folder_and_a_cell(tmp_path, name):
+    (cleaned,) = names(f"/x/{name}.zip")
+
+    (tmp_path / cleaned).mkdir()
+    assert cleaned not in ("", ".", "..") and len(cleaned) <= 80
+    assert cleaned.encode() and not set(cleaned) & set("/\n<>")
+
+
+@pytest.mark.parametrize(
+    "paths",
+    [
+        ["/a/x/hw.zip", "/b/x/hw.zip"],
+        ["/a/alice smith.zip", "/a/alice_smith.zip"],
+        ["/a/alice", "/a/alice.zip"],
+        ["/a/Alice.zip", "/a/alice.zip"],
+        ["/a/caf\u00e9.zip", "/a/cafe\u0301.zip"],
+        ["/a/" + "x" * 90 + "1.zip", "/a/" + "x" * 90 + "2.zip"],
+        ["/a/\udcff.zip", "/a/\udcfe.zip", "/a/_.zip"],
+    ],
+)
+def test_names_that_clean_to_one_are_told_apart_and_stay_the_same(paths):
+    assert len({name.casefold() for name in names(*paths)}) == len(paths)
+    assert names(*reversed(paths)) == names(*paths)[::-1]
+
+
+def test_a_name_that_another_hand_in_would_get_is_not_given_twice():
+    first = names("/a/x/hw.zip", "/b/x/hw.zip")
+    chosen = [f"/a/{name}" for name in (*first, f"{first[0]}-{first[0].rpartition('-')[2]}")]
+
+    assert len(set(names("/a/x/hw.zip", "/b/x/hw.zip", *chosen))) == 2 + len(chosen)
