@@ -87,7 +87,8 @@ def prove_all(settings: Settings, worker: Worker, candidates: list[Candidate], k
     """Prove all in turn, with a bar on the first worker; after each, write the rows to `keep`. A collective."""
     proofs: list[Proof] = []
     workload = load_workload(settings)
-    with tqdm(total=CASES * len(candidates), desc="proof", disable=None if worker.is_first else True, leave=False) as bar:
+    hidden = None if worker.is_first else True  # None: on the first worker, but not in a pipe
+    with tqdm(total=CASES * len(candidates), desc="proof", disable=hidden, leave=False) as bar:
 
         def tell(what: str) -> None:
             worker.pulse.beat()

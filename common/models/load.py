@@ -8,6 +8,7 @@ hang.
 """
 
 import contextlib
+import functools
 import hashlib
 import json
 import re
@@ -157,15 +158,16 @@ def _from_hub(name: str, flag: str, patterns: tuple[str, ...], is_enough: Callab
     if not re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", name):
         raise InputError(f"{flag}: there is no folder {name}; name a folder, a hub model or tiny")
     by_hand = f"copy the model's folder here and pass its path with {flag}, or use tiny"
-    wanted = {"allow_patterns": list(patterns), "ignore_patterns": "*/*"}  # sub-folders are for other frameworks
+    # Files in sub-folders are for other frameworks.
+    fetch = functools.partial(snapshot_download, name, allow_patterns=list(patterns), ignore_patterns="*/*")
     try:
         with contextlib.suppress(LocalEntryNotFoundError):
-            folder = Path(snapshot_download(name, **wanted, local_files_only=True))
+            folder = Path(fetch(local_files_only=True))
             if is_enough(folder):
                 return folder
         # One question first: snapshot_download would ask a hub that does not answer for many minutes.
         get_hf_file_metadata(hf_hub_url(name, "config.json"), timeout=5)
-        return Path(snapshot_download(name, **wanted))
+        return Path(fetch())
     except GatedRepoError:
         raise InputError(f"{flag}: {name} needs an account that has accepted its terms; {by_hand}") from None
     except (RepositoryNotFoundError, HFValidationError):

@@ -100,14 +100,14 @@ def _draw_steps(axes: "Axes", timeline: Timeline) -> None:
 def _draw_rank(axes: "Axes", timeline: Timeline, rank: int) -> None:
     """Fill the rectangles; only wide ones have an edge, or many narrow ones would be black."""
     shown_ms = axes.get_xlim()[1] - axes.get_xlim()[0]
-    alike = defaultdict(list)
-    for part, _, *place, colour in rectangles(timeline, rank):
+    alike: dict[tuple[float, float, str, float], list[tuple[float, float]]] = defaultdict(list)
+    for part, _, top, height, colour in rectangles(timeline, rank):
         length = 1e3 * (part.end - part.start)
-        edge = 0.5 * (length > EDGE * shown_ms and colour != HATCHED)
-        alike[*place, colour, edge].append((1e3 * part.start, length))
+        edge = 0.5 if length > EDGE * shown_ms and colour != HATCHED else 0.0
+        alike[top, height, colour, edge].append((1e3 * part.start, length))
     for (top, height, colour, edge), spans in alike.items():
-        look = {"facecolor": "white", "hatch": HATCH} if colour == HATCHED else {"facecolor": colour}
-        axes.broken_barh(spans, (top, height), edgecolor="black", linewidth=edge, **look)
+        hatch, face = (HATCH, "white") if colour == HATCHED else (None, colour)
+        axes.broken_barh(spans, (top, height), edgecolor="black", linewidth=edge, facecolor=face, hatch=hatch)
     for box in (box for box in timeline.boxes if (box.rank, box.row) == (rank, "process")):
         if 1e3 * (box.end - box.start) > LETTER * shown_ms and box.phase != "communication":
             _letter(axes, box, rank * RANK + PROCESS / 2)

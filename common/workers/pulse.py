@@ -85,9 +85,9 @@ def noted_calls(pulse: Pulse, file: int) -> Iterator[None]:
 
         return call
 
-    # From the class's own dictionary: what getattr returns of a C++ method does not bind to an object when it is put back.
+    # From the class's own dictionary: what getattr returns of a C++ method would not bind to an object again.
     methods = {method: vars(dist.ProcessGroup)[method] for method in METHODS if method in vars(dist.ProcessGroup)}
-    for method, original in methods.items():
+    for method in methods:
         setattr(dist.ProcessGroup, method, noted(getattr(dist.ProcessGroup, method), *METHODS[method]))
     try:
         yield
