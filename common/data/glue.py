@@ -25,7 +25,7 @@ from common.errors import InputError, reading
 from common.models.load import tokenizer_fingerprint
 from common.paths import cache_dir
 
-CACHE_VERSION = 1
+CACHE_VERSION = 2
 
 
 @dataclass(frozen=True)

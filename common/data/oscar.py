@@ -32,7 +32,7 @@ from common.errors import InputError
 from common.models.load import tokenizer_fingerprint
 from common.paths import cache_dir
 
-VERSION = 2  # part of the cached folder's name: increase it with every change to the files
+VERSION = 3  # part of the cached folder's name: increase it with every change to the files
 SIZE = 100_000_000  # bytes of text, as the course's GPT-2 project takes
 HELD_OUT = 20  # every 20th document is used for validation
 SPLITS = ("train", "validation")

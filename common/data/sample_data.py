@@ -14,7 +14,7 @@ from pathlib import Path
 from common.cache import cached
 from common.paths import cache_dir
 
-VERSION = 3  # part of the folder's name: increase it with every change to the files
+VERSION = 4  # part of the folder's name: increase it with every change to the files
 
 TRAIN_PAIRS, DEV_PAIRS = 2560, 320  # multiples of 4: pairs come in fours, see contrast_set
 OSCAR_RECORDS = 500

@@ -66,7 +66,7 @@ def bert_pieces() -> list[str]:
     return list(dict.fromkeys([*SPECIAL, *CHARACTERS, *sample_words, *words, *pieces, *inside]))
 
 
-VERSION = 2  # part of the folder's name: increase it with every change to a model or a tokenizer
+VERSION = 3  # part of the folder's name: increase it with every change to a model or a tokenizer
 GPT2_TOKENS = 2000
 END_OF_TEXT = "<|endoftext|>"
 
