@@ -50,7 +50,7 @@ def must_use(grade: Grade, result: Result, names: set[str]) -> None:
     """Fail unless the ranks use exactly these collectives; a single rank need not call any."""
     used = names_used(all_calls(result))
     if len(result.ranks) > 1 and used != names:
-        grade.fail(f"expected {in_words(names)} and nothing else, got {in_words(used)}")
+        grade.fail(observed=f"expected {in_words(names)} and nothing else, got {in_words(used)}")
 
 
 def must_be_own_calls(grade: Grade, result: Result, instead: str) -> None:
@@ -79,19 +79,19 @@ def check_sent(grade: Grade, rank: int, calls: Sequence[Call], expected: Mapping
     `what` names that in messages.
     """
     if names_used(calls) - set(expected):
-        grade.fail(f"expected {in_words(expected)} and nothing else, got {in_words(names_used(calls))}")
+        grade.fail(observed=f"expected {in_words(expected)} and nothing else, got {in_words(names_used(calls))}")
     for name, sent in expected.items():
         own_calls = [call for call in calls if call.name == name]
         if sent.root is not None and (roots := {call.root for call in own_calls} - {sent.root}):
             grade.fail(
-                f"expected rank {sent.root} to be the root of every {name}, got the roots {sorted(map(str, roots))}"
+                observed=f"expected rank {sent.root} to be the root of every {name}, got the roots {sorted(map(str, roots))}"
             )
         size = sum(call.sent for call in own_calls)
         if not sent.bytes <= size <= 1.02 * sent.bytes:
             relation = f"{size / sent.bytes:.2f} times the expected {sent.bytes}" if sent.bytes else "expected 0"
             grade.fail(f"rank {rank} passes {size} bytes to {name}, {relation}: send {what} once")
         if sent.numbers is not None and not same_numbers([call.sent_arrays() for call in own_calls], sent.numbers):
-            grade.fail(f"what rank {rank} passes to {name} is not {what}")
+            grade.fail(observed=f"what rank {rank} passes to {name} is not {what}")
 
 
 class Payloads:
@@ -173,7 +173,7 @@ def _check_ends(grade: Grade, where: str, rank: int, call: Call, message: Expect
         words = f"expected {message.elements} numbers, got {math.prod(call.shape)}"
         grade.fail(f"{where}, {call.name} ({call.where}): {words}: {advice}")
     if call.reduce not in (None, "SUM"):
-        grade.fail(f"{where}, {call.name} ({call.where}): expected a sum, got {call.reduce}")
+        grade.fail(observed=f"{where}, {call.name} ({call.where}): expected a sum, got {call.reduce}")
 
 
 def _check_payload(grade: Grade, where: str, call: Call, message: ExpectedCall, round_: str) -> None:
@@ -188,8 +188,8 @@ def _check_payload(grade: Grade, where: str, call: Call, message: ExpectedCall, 
         causes = (
             cause for cause, sent in message.mistakes.items() if close(got, np.ravel(sent), Tolerance(slack=100.0))
         )
-        cause = next((f"{cause}\n" for cause in causes), "")
-        grade.fail(f"{cause}{where} {verb} {what}{round_} ({call.where}); expected {of}")
+        cause = next(causes, "")
+        grade.fail(cause, f"{where} {verb} {what}{round_} ({call.where}); expected {of}")
 
 
 def why_stuck(result: Result, peers: Mapping[str, Sequence[tuple[int, str]]] | None = None) -> str:

@@ -75,7 +75,7 @@ def warning(course: Course, tree: Path, script: str, check: Callable[[], None]) 
     except Verdict as verdict:
         if verdict.status in ("not attempted", "skipped"):
             return ""
-        cause = str(verdict).split("\n")[0].split(" (inputs drawn")[0]
+        cause = verdict.cause or verdict.observed.partition("\n")[0]
         places = ", ".join(
             f"{block.id} (line {block.line}; {files[block.id]}:{home.line})" for block, home in different
         )

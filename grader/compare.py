@@ -6,10 +6,9 @@
 A lesson says what is right and which mistake leaves which value; only this file makes messages of that.
 """
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,7 +31,7 @@ class Expected:
             mistake fits.
         name: what messages call the value; by default its key.
         mistakes: sentence -> what this mistake leaves. It may spare some values and ranks: the message says which.
-            Where an array's sentence begins with "it is", the value's name takes the place of "it".
+            {name} is filled in.
         everywhere: mistakes that count only if they explain every value of the table, the right ones included.
         tolerance: how far off a number may be.
     """
@@ -72,15 +71,22 @@ def check(
     rank, name = key if isinstance(key, tuple) else ("", key)
     where, name = where.replace("{rank}", str(rank)), one.name or str(name)
     if one.is_array:
-        cause = (forgotten_waits(result) if result else "") or explain(got, expected, wrong) or one.message
-        cause = re.sub(r"^it (?=is |was )", lambda _: f"{name} ", cause)  # the first words of a message have a subject
-        grade.fail("\n".join(filter(None, [cause, where + difference(name, value, one.value)])))
-    cause = next((sentence for sentence in one.mistakes if one.explained_by(sentence, value)), "")
-    sentence = cause or one.message or f"{name}: expected {{expected}}, got {{got}}"
-    shown = {"{got}": _in_words(value), "{expected}": _in_words(one.value)}
-    for place, text in shown.items():
-        sentence = sentence.replace(place, text)
-    grade.fail(where + sentence)
+        cause = (result and forgotten_waits(result)) or explain(got, expected, wrong) or Cause(one.message)
+        text = cause.text.replace("{name}", name)
+        grade.fail(text, where + difference(name, value, one.value), cause.kind)
+    sentence = next((sentence for sentence in one.mistakes if one.explained_by(sentence, value)), one.message)
+    if not sentence:
+        grade.fail(observed=f"{where}{name}: expected {_in_words(one.value)}, got {_in_words(value)}")
+    text = sentence.replace("{name}", name)
+    text = text.replace("{got}", _in_words(value)).replace("{expected}", _in_words(one.value))
+    grade.fail(where + text, kind=sentence)
+
+
+class Cause(NamedTuple):
+    """Why values are wrong: for this run, and `kind`, the same without what differs between runs; see verdicts.py."""
+
+    text: str
+    kind: str = ""
 
 
 def _equal(got: Any, expected: Any) -> bool:
@@ -97,8 +103,8 @@ def _in_words(value: Any) -> str:
 # --- which mistake leaves what is wrong ---
 
 
-def explain(got: Mapping[Key, Any], expected: Mapping[Key, Expected], wrong: Sequence[Key]) -> str:
-    """Return the first mistake that explains all wrong values, and what it has spared; "" if none does."""
+def explain(got: Mapping[Key, Any], expected: Mapping[Key, Expected], wrong: Sequence[Key]) -> Cause | None:
+    """Return the first mistake that explains all wrong values, and what it has spared; None if none does."""
     first = expected[wrong[0]]
     kind = {key: one for key, one in expected.items() if one.is_array and one.mistakes.keys() == first.mistakes.keys()}
     wrong = [key for key in wrong if key in kind]
@@ -108,25 +114,26 @@ def explain(got: Mapping[Key, Any], expected: Mapping[Key, Expected], wrong: Seq
     )
     for sentence, keys in causes:
         if all(kind[key].explained_by(sentence, got.get(key)) for key in keys):
-            return sentence + spared(wrong, kind)
-    return "" if first.message else _general_cause(got, kind, wrong)
+            return Cause(sentence + spared(wrong, kind), sentence)
+    return None if first.message else _general_cause(got, kind, wrong)
 
 
-def _general_cause(got: Mapping[Key, Any], kind: Mapping[Key, Expected], wrong: Sequence[Key]) -> str:
+def _general_cause(got: Mapping[Key, Any], kind: Mapping[Key, Expected], wrong: Sequence[Key]) -> Cause | None:
     """Return a cause that fits any values: they are nan, swapped, all off by one factor, or differ between ranks."""
     if all(matches(got.get(key), np.full(kind[key].value.shape, np.nan)) for key in wrong):
-        return "it is nan, as what an asynchronous call receives is before its wait(): is it used too early?"
+        return Cause("{name} is nan, as what an asynchronous call receives is before its wait(): is it used too early?")
     if all(any(key != other and matches(got.get(key), kind[other].value) for other in kind) for key in wrong):
-        return "each has the value of another one: are they in the same order on every worker?"
+        return Cause("each has the value of another one: are they in the same order on every worker?")
     largest = max((one.tolerance for one in kind.values()), key=lambda tolerance: tolerance.total)
     factor = common_factor([(got.get(key), kind[key].value) for key in wrong], largest)
     if factor is not None and abs(factor - 1) > 0.01:
-        return f"it is {factor:.3f} times what is expected{spared(wrong, kind)}"
+        text = f"{{name}} is {factor:.3f} times what is expected{spared(wrong, kind)}"
+        return Cause(text, "all are off by one factor")
     for key in (key for key in wrong if isinstance(key, tuple)):
         others = [other for other in kind if other[1:] == key[1:] and matches(kind[key].value, kind[other].value)]
         if any(not matches(got.get(key), got.get(other)) for other in others):
-            return "the workers have different results"
-    return ""
+            return Cause("the workers have different results")
+    return None
 
 
 def spared(wrong: Sequence[Key], kind: Mapping[Key, Expected]) -> str:
@@ -154,8 +161,8 @@ def spared(wrong: Sequence[Key], kind: Mapping[Key, Expected]) -> str:
     return text
 
 
-def forgotten_waits(result: Result) -> str:
-    """Say which handles of async_op=True nobody has waited for; "" if there are none."""
+def forgotten_waits(result: Result) -> Cause | None:
+    """Return which handles of async_op=True nobody has waited for; None if there are none."""
     for rank in result.ranks:
         lost = [call for call in rank.calls if call.asynchronous and not call.waited]
         if lost:
@@ -163,8 +170,10 @@ def forgotten_waits(result: Result) -> str:
             which = f"the asynchronous handle of {first}"
             if len(lost) > 1:
                 which = f"{len(lost)} asynchronous handles, the first is that of {first}"
-            return f"rank {rank.rank} never calls wait() on {which}"
-    return ""
+            return Cause(
+                f"rank {rank.rank} never calls wait() on {which}", "an asynchronous handle is never waited for"
+            )
+    return None
 
 
 def with_inputs(table: Mapping[str, Callable[..., Any]], *inputs: Any) -> dict[str, Left]:

@@ -78,18 +78,16 @@ KNOWN = {
 }
 
 
-def reason(text: str, known: Mapping[str, str]) -> str:
-    """Return the reason for a crash with this message; "" if it is not known."""
+def cause_of(text: str, known: Mapping[str, str]) -> str:
+    """Return why a run crashed with this message; "" if it is not known. A lesson's own row comes before ours."""
+    return find(text, known) or find(text, KNOWN)
+
+
+def find(text: str, known: Mapping[str, str]) -> str:
+    """Return the words of the first row whose signs are in the message; "" if there is none."""
     return next((words for signs, words in known.items() if _fits(text, signs)), "")
 
 
 def _fits(text: str, signs: str) -> bool:
     """Return whether all signs are in the text, in their order."""
     return bool(re.search(".*".join(map(re.escape, signs.split(BETWEEN))), text, re.DOTALL))
-
-
-def explained(text: str, known: Mapping[str, str]) -> str:
-    """Put the reason for a crash before its message; a reason of the lesson's own table replaces a general one."""
-    general = reason(text, KNOWN)
-    why = reason(text, known) or general
-    return "\n".join([why, text.removeprefix(f"{general}\n")]) if why else text

@@ -3,7 +3,8 @@
 @pytest.mark.graded("x.1", weight=3)
 def test_gather_and_scatter_leave_the_mean_on_every_worker(grade):
     result = run(grade, average, inputs)           # in_rank.py; result.values, or the verdict why there are none
-    grade.fail("expected ..., got ...")            # wrong; the seed is added
+    grade.fail("divide by the number of workers")  # wrong, with the cause; the seed is added
+    grade.fail(observed="expected ..., got ...")   # wrong, and nobody knows why
 """
 
 from collections.abc import Mapping
@@ -13,11 +14,9 @@ import numpy as np
 
 from course.todo import Block
 from grader import imports, verdicts
-from grader.ranks.outcome import Result
+from grader.ranks.outcome import DEBUGGER, Result
 from grader.session import DEADLINE, Session, blocks_of, region_at
 from grader.verdicts import Crashed, NotAttempted, Verdict, Wrong
-
-PLACE = "REGION --rank RANK"  # in a rank's message about debuggers: a rank does not know its region
 
 
 class Grade:
@@ -80,10 +79,11 @@ class Grade:
             )
         if isinstance(verdict, Crashed) and (other := self.crashed_in(result)) not in ("", self.region):
             where = f"this line belongs to region {other}: if its tests pass, look at what your lines give to it"
-            return Crashed(f"{verdict}\n  {where}")
-        if verdict and PLACE in str(verdict):
-            rank = next((rank.rank for rank in result.ranks if rank.error and PLACE in rank.error.message), 0)
-            return type(verdict)(str(verdict).replace(PLACE, f"{self.region} --rank {rank}"))
+            verdict.observed += f"\n  {where}"
+        debugged = [rank.rank for rank in result.ranks if rank.error and rank.error.type == DEBUGGER]
+        if verdict and debugged:
+            command = f"python -m grader.debug {self.region} --rank {debugged[0]}"
+            verdict.cause = f"a debugger cannot use the terminal while the graders run; use `{command}` instead"
         return verdict
 
     def crashed_in(self, result: Result) -> str:
@@ -94,13 +94,12 @@ class Grade:
 
     def lacking(self, result: Result, message: str) -> Verdict:
         """Return a verdict on something missing: why the run ended before it, or else `message`."""
-        return self.verdict(result) or Wrong(self.with_seed(message))
+        return self.verdict(result) or Wrong(observed=message, seed=self.seed)
 
-    def fail(self, message: str) -> NoReturn:
-        raise Wrong(self.with_seed(message))
-
-    def with_seed(self, message: str) -> str:
-        return f"{message} (inputs drawn with seed {self.seed}; use --seed {self.seed} to repeat them)"
+    def fail(self, cause: str = "", observed: str = "", kind: str = "") -> NoReturn:
+        """Raise that a value is wrong; the arguments are those of a verdict, at least one of the first two."""
+        assert cause or observed
+        raise Wrong(cause, observed, kind, self.seed)
 
     def imports_only_allowed(self, *files: str) -> None:
         """Fail for an import, at the top or inside a function, that course.toml does not list for the file."""

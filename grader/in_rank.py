@@ -26,7 +26,7 @@ from grader import crashes
 from grader.call_checks import why_stuck
 from grader.grading import Grade
 from grader.ranks.outcome import Result
-from grader.verdicts import Crashed, Deadlocked, Verdict, Wrong
+from grader.verdicts import Crashed, Deadlocked, Wrong
 
 Uses = Sequence["Callable[..., Any] | type | str"]  # functions, classes, or paths of whole files
 
@@ -93,10 +93,15 @@ def run(
     """
     result = run_to_any_end(grade, function, inputs, **arguments)
     if verdict := grade.verdict(result):
-        if isinstance(verdict, Deadlocked) and (cause := why_stuck(result)):
-            raise Deadlocked(f"{where}{cause}\n{verdict}")
-        verdict = explained(verdict, hints or {})
-        raise type(verdict)(f"{where}{verdict}") if where else verdict
+        if isinstance(verdict, Deadlocked):
+            verdict.cause = why_stuck(result) or verdict.cause
+        if isinstance(verdict, Crashed | Wrong):
+            verdict.cause = crashes.find(str(verdict), hints or {}) or verdict.cause
+        if verdict.cause:
+            verdict.kind, verdict.cause = verdict.kind or verdict.cause, f"{where}{verdict.cause}"
+        else:
+            verdict.observed = f"{where}{verdict.observed}"
+        raise verdict
     return result
 
 
@@ -111,10 +116,3 @@ def run_alone(grade: Grade, function: InRank, inputs: Sequence[Any], **arguments
     """Return the values of a function in ranks that load no student's file: they may compute what is right."""
     alone = {"file": "", "each": list(inputs), **vars(function), **arguments}
     return list(grade.session.run(len(inputs), alone).values)
-
-
-def explained(verdict: Verdict, hints: Mapping[str, str]) -> Verdict:
-    """Return the verdict, with the first hint whose words are in it."""
-    if isinstance(verdict, Crashed | Wrong) and crashes.reason(str(verdict), hints):
-        return type(verdict)(crashes.explained(str(verdict), hints))
-    return verdict

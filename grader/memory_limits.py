@@ -30,37 +30,37 @@ def check(grade: Grade, run: Callable[[int], Result], limits: list[Limit], spare
     run(attempt) makes the run. If a rank has too much, a second run decides: on a busy system, a rank may look larger
     for a moment, but what a program keeps is there every time. Where the system shows no memory, nothing is judged.
     """
-    excess = ""
+    advice = excess = ""
     for attempt in range(2):
         result = run(attempt)
         grade.must_return(result)
         check_reached(grade, result, limits)
-        excess = too_much(result, limits, spare)
+        advice, excess = too_much(result, limits, spare)
         if not excess:
             return
-    grade.fail(excess)
+    grade.fail(advice, excess)
 
 
-def too_much(result: Result, limits: list[Limit], spare: int) -> str:
-    """Say where a rank has more than it may have, and what to do; "" if none has."""
+def too_much(result: Result, limits: list[Limit], spare: int) -> tuple[str, str]:
+    """Return what to do where a rank has more than it may have, and how much it has; "" if none has."""
     for limit in limits:
         allowed = sum(limit.parts.values())
         for rank, taken in enumerate(result.memory.get(limit.point, [])):
             taken -= result.memory["start"][rank]
             if taken > allowed + spare + OVERHEAD:
                 parts = ", ".join(f"{name} {_mb(size)}" for name, size in limit.parts.items())
-                return (
-                    f"{limit.when}, rank {rank} has {_mb(taken)} in memory; expected about {_mb(allowed)} ({parts}): "
-                    f"{limit.advice}"
+                observed = (
+                    f"{limit.when}, rank {rank} has {_mb(taken)} in memory; expected about {_mb(allowed)} ({parts})"
                 )
-    return ""
+                return limit.advice, observed
+    return "", ""
 
 
 def check_reached(grade: Grade, result: Result, limits: list[Limit]) -> None:
     """Fail if a point was never reached: the probe measures wherever a block computes."""
     for limit in limits:
         if limit.point not in result.memory:
-            grade.fail(f"{limit.when}: the run never reached this point")
+            grade.fail(observed=f"{limit.when}: the run never reached this point")
 
 
 def _mb(size: int) -> str:

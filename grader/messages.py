@@ -1,30 +1,20 @@
-"""Chooses what a student reads after a grading: each region's most telling message in full, the others in a line.
+"""Chooses what a student reads after a grading: each region's most telling verdict in full, the others in a line.
 
-A mistake often fails several tests of a region. The message that names the cause comes first; tests that say the same
-are listed by name, and vaguer messages are cut short.
+A mistake often fails several tests of a region. The verdict that names the cause comes first; tests that found the same
+are listed by name, and vaguer verdicts are cut short.
 """
 
-import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 
 from course.table import Course
 from grader.report import Entry
 
-SEED = re.compile(r" \(inputs drawn with seed (\d+); use --seed \d+ to repeat them\)")
-NUMBERS = re.compile(r"[-+]?\d[\d.,e+-]*")
-ONE_RANK = re.compile(r"\branks? #(?:, #)* (call|join|wait)s?\b")
-WAITS = re.compile(r"depends on region (\S+), which does not pass yet\. Observed: ", re.DOTALL)
 PRINTED, ALL_PRINTED, LINE = 8, 200, 160  # lines of what a rank printed: usually, with --prints all; characters of one
 Printed = Mapping[str, Mapping[int, str]]  # test -> rank -> text
 SHORT = 200  # characters of a message that is not the first of its region
 # The most telling first.
 RANKING = ("wrong", "crashed", "deadlocked", "timed out", "skipped", "not graded here", "not attempted")
-CAUSE = re.compile(
-    r"\?|: (add|all|append|average|build|call|check|convert|create|did|divide|do|does|each|every|fine-tune|give|is|are|"
-    r"keep|leave|let|limit|make|only|pass|put|record|remove|return|seed|send|set|shuffle|start|store|"
-    r"take|the first time|train|use|wait|wrap)\b"
-)
 
 
 def messages(
@@ -50,12 +40,12 @@ def messages(
 
 
 def seed_line(entries: Iterable[Entry]) -> list[str]:
-    """Return a line with the seed that the inputs of these tests were drawn with; none if no message has one."""
-    seeds = dict.fromkeys(match[1] for entry in entries if (match := SEED.search(entry.message)))
+    """Return a line with the seed that the inputs of these tests were drawn with; none if no verdict has one."""
+    seeds = {entry.seed: str(entry.seed) for entry in entries if entry.seed is not None}
     if not seeds:
         return []
-    again = next(iter(seeds)) if len(seeds) == 1 else "N"
-    return [f"inputs were drawn with seed {', '.join(seeds)}; use --seed {again} to repeat them"]
+    again = next(iter(seeds.values())) if len(seeds) == 1 else "N"
+    return [f"inputs were drawn with seed {', '.join(seeds.values())}; use --seed {again} to repeat them"]
 
 
 def prints(tests: Iterable[str], printed: Printed, all_ranks: bool) -> list[str]:
@@ -79,7 +69,7 @@ def prints(tests: Iterable[str], printed: Printed, all_ranks: bool) -> list[str]
 def of_region(failed: Iterable[Entry], names: bool = True) -> list[str]:
     """Return one region's messages: the most telling in full, each other in one line with the test that says it."""
     lines: list[str] = []
-    for number, (first, *rest) in enumerate(by_reason(failed)):
+    for number, (first, *rest) in enumerate(by_kind(failed)):
         text = in_a_line(first) if number else in_full(first)
         text += f" [{name(first)}]" if number and names else ""
         lines += textwrap.indent(text, "  ").splitlines()
@@ -88,51 +78,29 @@ def of_region(failed: Iterable[Entry], names: bool = True) -> list[str]:
     return lines
 
 
-def by_reason(failed: Iterable[Entry]) -> list[list[Entry]]:
-    """Group the failed tests of one region whose messages differ only in numbers, the most telling group first.
-
-    A message that other messages repeat within their own text is the cause.
-    """
+def by_kind(failed: Iterable[Entry]) -> list[list[Entry]]:
+    """Group the failed tests of one region by the mistake that they found, the most telling group first."""
     groups: dict[str, list[Entry]] = {}
-    entries = list(failed)
-    words = {entry.id: waits_for(entry)[1].strip() for entry in entries}
-    repeated = {id: sum(text in other and text != other for other in words.values()) for id, text in words.items()}
-    for entry in sorted(entries, key=lambda entry: (-repeated[entry.id], *_rank(entry))):
-        groups.setdefault(reason(entry), []).append(entry)
+    for entry in sorted(failed, key=_rank):
+        groups.setdefault(entry.kind, []).append(entry)
     return list(groups.values())
 
 
-def reason(entry: Entry) -> str:
-    """Return the first line of a message without what differs between runs: numbers, and how many ranks it is about."""
-    return ONE_RANK.sub(r"rank # \1", NUMBERS.sub("#", entry.message.partition("\n")[0]))
-
-
 def in_full(entry: Entry) -> str:
-    """Return a failure's status and message; for a test that waits for another region, which one it is."""
-    need, message = waits_for(entry)
-    return f"{entry.region} depends on {need}; observed so far: {message}" if need else f"{entry.status}: {message}"
+    """Return a failure in words; for a test that waits for another region, which one it is."""
+    if entry.waits:
+        return f"{entry.region} depends on {entry.first}; observed so far: {entry.text}"
+    return f"{entry.status}: {entry.text}"
 
 
 def in_a_line(entry: Entry) -> str:
-    """Return a failure's status and message, shortened to one line."""
-    return textwrap.shorten(re.sub(r"\n\s*", "; ", in_full(entry)), SHORT, placeholder=" ...")
-
-
-def waits_for(entry: Entry) -> tuple[str, str]:
-    """Return the region that a test waits for, "" for none, and its message without that and without the seed."""
-    message = SEED.sub("", entry.message)
-    match = WAITS.match(message)
-    return (match[1], message[match.end() :]) if match else ("", message)
+    """Return a failure in words, shortened to one line."""
+    return textwrap.shorten("; ".join(map(str.strip, in_full(entry).split("\n"))), SHORT, placeholder=" ...")
 
 
 def tells(entry: Entry) -> bool:
     """Return whether a test has something to say: attempted, not passed, and not only waiting for the others."""
-    return entry.status not in ("passed", "not attempted") and not follows(entry)
-
-
-def follows(entry: Entry) -> bool:
-    """Return whether the test only waits for the others of its region."""
-    return entry.message.startswith("not counted yet: this test counts only when")
+    return entry.status not in ("passed", "not attempted") and not entry.follows
 
 
 def name(entry: Entry) -> str:
@@ -141,7 +109,6 @@ def name(entry: Entry) -> str:
 
 
 def _rank(entry: Entry) -> tuple[bool, bool, int]:
-    """Return a sort key: judged before not judged, then a first line that names the cause, then by status."""
+    """Return a sort key: judged before not judged, then those that name a cause, then by status."""
     judged = entry.status in RANKING[: RANKING.index("skipped")]
-    cause = CAUSE.search(entry.message.partition("\n")[0])
-    return not judged, not cause, RANKING.index(entry.status) if entry.status in RANKING else 0
+    return not judged, not entry.cause, RANKING.index(entry.status)

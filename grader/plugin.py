@@ -9,7 +9,6 @@ that does nothing must not earn its points.
 import importlib.util
 import json
 import os
-import re
 import sys
 import warnings
 from collections.abc import Sequence
@@ -29,13 +28,20 @@ from grader import messages, ranks, report, tampering
 from grader.grading import Grade, Session
 from grader.ranks.running import STARTER
 from grader.report import Entry
-from grader.verdicts import NotGradedHere, Skipped, Verdict
+from grader.verdicts import (
+    GRADER_FAILED,
+    Crashed,
+    NotAttempted,
+    NotGradedHere,
+    Skipped,
+    TimedOut,
+    Verdict,
+    needs_a_network,
+)  # fmt: skip
 from grader.weights import Weights
 
 SESSION = pytest.StashKey[Session]()
 ENTRIES = pytest.StashKey[dict[str, Entry]]()
-ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-LONGEST_MESSAGE = 6000  # characters
 WRITTEN = pytest.StashKey[report.Report]()
 WEIGHTS = pytest.StashKey[Weights]()
 COPIES = pytest.StashKey[dict[str, str]]()  # region -> what is wrong with copies of earlier regions in its script
@@ -121,7 +127,7 @@ def mark_of(item: pytest.Item) -> GradedTest:
 
 def not_graded_here(item: pytest.Item) -> NotGradedHere | None:
     """Return the verdict of a test that needs a network if this machine has none of its own to give to its ranks."""
-    return NotGradedHere() if mark_of(item).network and item.config.getoption("--no-network") else None
+    return needs_a_network() if mark_of(item).network and item.config.getoption("--no-network") else None
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -177,9 +183,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     course, weights = session.config.stash[SESSION].course, session.config.stash[WEIGHTS]
     to_come = []
     for item, mark in graded_items:
-        verdict = not_graded_here(item)
-        status, message = (verdict.status, str(verdict)) if verdict else (report.PENDING, report.NOT_REACHED)
-        to_come.append(Entry(item.nodeid, course.regions[mark.region].task, mark.region, status, 0, 0, message))
+        entry = Entry(item.nodeid, course.regions[mark.region].task, mark.region, report.PENDING)
+        entry.take(not_graded_here(item) or TimedOut(report.NOT_REACHED))
+        to_come.append(entry)
         weights.tests[item.nodeid] = mark
     weights.share_out(course, to_come)
     session.config.stash[WRITTEN].expect(to_come)
@@ -249,36 +255,32 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> Any:
 def _judge(item: pytest.Item, region: str, call: pytest.CallInfo) -> str:
     """Note the entry of a test that has run. Return what pytest shows instead of a traceback; "" to show it."""
     course, entries = item.config.stash[SESSION].course, item.config.stash[ENTRIES]
-    error = call.excinfo.value if call.excinfo else None
-    status, message = "passed", ""
-    if isinstance(error, Verdict):
-        status, message = error.status, str(error)
-    elif error is not None:
-        status, message = "crashed", f"internal grader error (please report it): {type(error).__name__}: {error}"
-    message = clip(message)
-    missing = unpassed(course, region, mark_of(item).needs, entries)
-    if status not in ("passed", "not attempted", Skipped.status, NotGradedHere.status) and missing:
-        message = f"depends on region {missing}, which does not pass yet. Observed: {message}"
-        status = Skipped.status
-    if status == "passed" and mark_of(item).absence and (others := open_tests(region, entries)):
-        status, message = Skipped.status, not_counted(region, others)
-    if status == "passed" and course.carried == "points" and (broken := item.config.stash[COPIES].get(region)):
-        status, message = Skipped.status, f"not counted: {broken}"
     entry = item.config.stash[WRITTEN].entries[item.nodeid]
-    entry.status, entry.message, entries[item.nodeid] = status, message, entry
+    entries[item.nodeid] = entry
+    error = call.excinfo.value if call.excinfo else None
+    entry.take(_verdict(item, region, error))
     item.config.stash[WEIGHTS].share_out(course, item.config.stash[WRITTEN].entries.values())
-    known = isinstance(error, Verdict)
-    return (
-        f"{status}: {message} [region {region}, 0 of {entry.max_points}]" if known or status == Skipped.status else ""
-    )
+    is_known = isinstance(error, Verdict) or entry.status == Skipped.status
+    return f"{entry.status}: {entry.message} [region {region}, 0 of {entry.max_points}]" if is_known else ""
 
 
-def clip(message: str) -> str:
-    """Make a message fit to be shown: not too long, valid UTF-8 whatever names a student's code has, and the same in
-    every run: no addresses of objects."""
-    message = ADDRESS.sub("", message)
-    short = message if len(message) <= LONGEST_MESSAGE else f"{message[:LONGEST_MESSAGE]} ..."
-    return short.encode(errors="replace").decode()
+def _verdict(item: pytest.Item, region: str, error: BaseException | None) -> Verdict | None:
+    """Return the verdict of a test that has ended with this error; None if it has passed."""
+    course, entries = item.config.stash[SESSION].course, item.config.stash[ENTRIES]
+    if error is not None:
+        words = f"internal grader error (please report it): {type(error).__name__}: {error}"
+        verdict = error if isinstance(error, Verdict) else Crashed(words, kind=GRADER_FAILED)
+        if isinstance(verdict, NotAttempted | Skipped | NotGradedHere):
+            return verdict
+        missing = unpassed(course, region, mark_of(item).needs, entries)
+        return (
+            Skipped(verdict.cause, verdict.observed, verdict.kind, verdict.seed, first=missing) if missing else verdict
+        )
+    if mark_of(item).absence and (others := open_tests(region, entries)):
+        return Skipped(not_counted(region, others), first=region)
+    if course.carried == "points" and (broken := item.config.stash[COPIES].get(region)):
+        return Skipped(f"not counted: {broken}")
+    return None
 
 
 def open_tests(region: str, entries: dict[str, Entry]) -> list[str]:

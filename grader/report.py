@@ -5,39 +5,107 @@ that is killed leaves the points that were earned until then.
 """
 
 import json
-from collections.abc import Collection, Iterable
-from dataclasses import asdict, dataclass
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from common.paths import atomic_write
 from course.table import Course, score_of
 from grader.ranks.outcome import Result
 from grader.tampering import Flag
+from grader.verdicts import Verdict
 
 PENDING = "timed out"  # what becomes of a test that is never reached
 NOT_REACHED = "the grading ended before this test was reached"
 MAX_FLAGS = 200
+ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")  # of an object, in Python's own messages
+LONGEST_TEXT = 6000  # characters of a cause, or of what was observed
 MOST_PRINTED = 20_000  # characters of what a rank printed that are kept to be shown
 LONGEST_OUTPUT = 4000  # characters of a rank's stdout or stderr that are kept: the last ones, which show an error
 
 
 @dataclass
 class Entry:
-    """One graded test; `message` is what the student reads, "" if it passed."""
+    """One graded test: its points, and the fields of its verdict, which are empty if it passed (see verdicts.py)."""
 
     id: str
     task: str
     region: str
     status: str
-    points: int
-    max_points: int
-    message: str
+    points: int = 0
+    max_points: int = 0
+    cause: str = ""
+    observed: str = ""
+    kind: str = ""
+    seed: int | None = None
+    first: str = ""
+
+    def take(self, verdict: Verdict | None) -> None:
+        """Take over the fields of a verdict; None of a test that has passed.
+
+        A verdict that has neither a kind nor a cause is of one kind with those of the test's other cases.
+        """
+        self.status = verdict.status if verdict else "passed"
+        verdict = verdict or Verdict()
+        self.seed, self.first = verdict.seed, verdict.first
+        self.cause, self.observed = clip(verdict.cause), clip(verdict.observed)
+        self.kind = clip(verdict.kind) or self.cause or function_of(self.id)
+
+    @property
+    def follows(self) -> bool:
+        """Return whether the test only waits for the others of its own region."""
+        return self.first == self.region
+
+    @property
+    def text(self) -> str:
+        """Return the cause, then what was observed; where nothing could be, which region is not written yet."""
+        if self.first and not self.cause:
+            return self.observed or (
+                f"depends on region {self.first}, which is not written yet in a file that this test runs: solve "
+                f"{self.first} first; if it is solved in an earlier task, `python submit.py carry` copies your lines"
+            )
+        return "\n".join(filter(None, (self.cause, self.observed)))
+
+    @property
+    def message(self) -> str:
+        """Return all of it in words, for readers of report.json who need no fields."""
+        text = self.text
+        if self.waits:
+            text = f"depends on region {self.first}, which does not pass yet. Observed: {text}"
+        again = f" (inputs drawn with seed {self.seed}; use --seed {self.seed} to repeat them)"
+        return text if self.seed is None else f"{text}{again}"
+
+    @property
+    def waits(self) -> bool:
+        """Return whether the test ran, but another region must pass before anybody can judge it."""
+        return self.first not in ("", self.region) and bool(self.cause or self.observed)
+
+
+def function_of(test: str) -> str:
+    """Return the name of a test's function: its id without the file and the case."""
+    return test.rpartition("::")[2].partition("[")[0]
+
+
+def clip(text: str) -> str:
+    """Make a text fit to be shown: not too long, valid UTF-8 whatever names a student's code has, and the same in every
+    run: no addresses of objects."""
+    text = ADDRESS.sub("", text)
+    short = text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]} ..."
+    return short.encode(errors="replace").decode()
 
 
 def as_dict(entries: Iterable[Entry], bonus_tasks: Collection[str] = ()) -> dict:
     """Return the content of report.json. Points of bonus tasks are not part of the score."""
-    tests = [asdict(entry) for entry in entries]
+    tests = [asdict(entry) | {"message": entry.message} for entry in entries]
     return {"tests": tests, **score_of(tests, bonus_tasks)}
+
+
+def entries_of(tests: Iterable[Mapping[str, Any]]) -> list[Entry]:
+    """Return the graded tests of a report.json."""
+    names = [field.name for field in fields(Entry)]
+    return [Entry(**{name: test[name] for name in names}) for test in tests]
 
 
 class Report:

@@ -3,6 +3,7 @@
 This is no protection: student code shares this process and can change all of it. The kernel protects (staff/sandbox).
 """
 
+import bdb
 import functools
 import inspect
 import sys
@@ -10,9 +11,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-NO_DEBUGGER = (
-    "a debugger cannot use the terminal while the graders run; use `python -m grader.debug REGION --rank RANK` instead"
-)
+NO_DEBUGGER = "a debugger cannot use the terminal while the graders run"
 OF_WORKERS = {
     "num_workers", "timeout", "worker_init_fn", "multiprocessing_context", "prefetch_factor", "persistent_workers"
 }  # fmt: skip
@@ -42,4 +41,4 @@ def load_in_one_process() -> None:
 
 def refuse_debugger(*_arguments: object, **_keywords: object) -> None:
     """Raise instead of breakpoint(): a rank has no terminal, so pdb would quit without a word."""
-    raise RuntimeError(NO_DEBUGGER)
+    raise bdb.BdbQuit(NO_DEBUGGER)

@@ -6,6 +6,7 @@ nothing about right and wrong, and holds no expected value.
 
 import __future__
 
+import bdb
 import random
 import socket
 import sys
@@ -98,8 +99,8 @@ def describe_error(error: BaseException, sites: Sites, during: str) -> dict:
         code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
     name = type(error).__name__
     try:
-        # BdbQuit: pdb.set_trace() has read the end of its input
-        text = refusals.NO_DEBUGGER if name == "BdbQuit" else str(error)
+        # pdb quits when it has read the end of its input.
+        text = refusals.NO_DEBUGGER if isinstance(error, bdb.BdbQuit) else str(error)
     except Exception:
         text = "(its message cannot be printed)"
     return {"type": name, "message": text, "during": during, "trace": trace, "code": code}

@@ -11,6 +11,7 @@ from grader.ranks.broker import Fault
 from grader.ranks.calls import Call, Event
 from grader.ranks.phrases import Phrase, sentence
 
+DEBUGGER = "BdbQuit"  # the type of a failure: a debugger was called, which has no terminal in a rank
 ENDLESS = "EndlessLoop"  # the type of a failure that is no exception: a rank that has sent too much
 CAUSES = ("raised", "killed", "exited")  # the ends of a rank that can stop the others
 
@@ -127,7 +128,11 @@ class Result:
         return [rank.value for rank in self.ranks]
 
     def explain(self) -> str:
-        """Say in one line what happened, the cause first; "" if every rank returned."""
+        """Say in one line what happened, the cause first, and that it is a deadlock; "" if every rank returned."""
+        return f"deadlock: {self.story()}" if self.outcome == "deadlock" else self.story()
+
+    def story(self) -> str:
+        """Say in one line what each rank did in the end, the cause first; "" if every rank returned."""
         outcome = self.outcome
         if outcome == "returned":
             return ""
@@ -141,4 +146,4 @@ class Result:
             computes = any(rank.where and not rank.call for rank in named)
             question = ": does a loop there never end?" if computes and not any(rank.call for rank in named) else ""
             return f"the deadline of {self.deadline:g} s has passed: {text}{question}"
-        return f"deadlock: {text}" if outcome == "deadlock" else text
+        return text

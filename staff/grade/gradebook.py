@@ -1,7 +1,6 @@
 """The class in figures: the grade book as a table, how each region went, and the mistakes that occur most often."""
 
 import csv
-import re
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -10,12 +9,12 @@ from typing import Any
 
 from common.paths import atomic_write
 from course.table import NOT_GRADED_HERE, Course
+from grader import report
+from grader.report import Entry
 from staff.grade.texts import cell
 
 MOST_MISTAKES = 20
 NOT_MISTAKES = ("passed", "not attempted", "skipped", NOT_GRADED_HERE)
-SEED = re.compile(r" \(inputs drawn with seed \d{1,20}; [^()]{0,100}\)")
-NUMBERS = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ class RegionShare:
 
 @dataclass(frozen=True)
 class Mistake:
-    """One mistake and who made it: the message of the first, for the numbers in it differ."""
+    """One mistake and who made it, in the words of the first: the numbers in them differ."""
 
     test: str
     region: str
@@ -122,18 +121,16 @@ def regions(rows: Sequence[Row], course: Course) -> list[RegionShare]:
 
 
 def mistakes(rows: Iterable[Row]) -> list[Mistake]:
-    """Failed tests with equal messages but for numbers, the most frequent first."""
-    by_message: dict[tuple[str, str], list[tuple[str, dict[str, Any]]]] = {}
+    """Failed tests that found the same, the most frequent first."""
+    by_kind: dict[tuple[str, str], list[tuple[str, Entry]]] = {}
     for row in rows:
-        for test in row.tests:
-            if test["status"] not in NOT_MISTAKES:
-                kind = NUMBERS.sub("#", SEED.sub("", test["message"]).split("\n")[0])
-                by_message.setdefault((test["id"], kind), []).append((row.name, test))
-    ordered = sorted(by_message.values(), key=lambda same: (-len(same), same[0][1]["id"]))
+        for test in report.entries_of(row.tests):
+            if test.status not in NOT_MISTAKES:
+                by_kind.setdefault((test.id, test.kind), []).append((row.name, test))
+    ordered = sorted(by_kind.values(), key=lambda same: (-len(same), same[0][1].id))
     return [
-        Mistake(first["id"], first["region"], SEED.sub("", first["message"]), tuple(name for name, _ in same))
+        Mistake(same[0][1].id, same[0][1].region, same[0][1].text, tuple(name for name, _ in same))
         for same in ordered[:MOST_MISTAKES]
-        for first in [same[0][1]]
     ]
 
 

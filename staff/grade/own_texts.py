@@ -18,6 +18,7 @@ from staff.grade.submissions import choose, write_tree
 from staff.grade.unpack import unpack
 
 LARGEST_REPORT = 64 << 20  # bytes
+TEXTS = ("cause", "observed", "kind", "message")  # of a test; they can quote what a hand-in printed
 Tests = list[dict[str, Any]]
 
 
@@ -80,7 +81,7 @@ def read_report(path: Path) -> dict[str, Any]:
         return nothing(f"the graders' report cannot be read: {type(error).__name__}")
     most = texts.MOST_RANKS
     return {
-        "tests": [test | {"message": texts.message(test["message"])} for test in report["tests"]],
+        "tests": [test | {key: texts.message(test[key]) for key in TEXTS} for test in report["tests"]],
         "output": {id: [texts.output(rank) for rank in ranks[:most]] for id, ranks in report["output"].items()},
         "flags": [texts.flag(row) for row in report.get("flags", [])[: texts.MOST_FLAGS]],
         "notes": texts.notes(report.get("warnings", [])),

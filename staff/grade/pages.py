@@ -7,7 +7,7 @@ import functools
 import re
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import jinja2
 
 from course.table import Course, score_in_words
 from grader import messages
-from grader.report import Entry
+from grader.report import Entry, entries_of
 from staff.grade import gradebook
 from staff.grade.gradebook import Row
 from staff.grade.measurements import shared
@@ -23,28 +23,14 @@ from staff.grade.texts import printable
 
 TEMPLATES = Path(__file__).parent / "templates"
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-WANTED, GOT = "expected ", ", got "
-
-
-@dataclass(frozen=True)
-class MessageParts:
-    """A message taken apart: why, where, expected and got, and the rest."""
-
-    cause: str
-    where: str = ""
-    expected: str = ""
-    got: str = ""
-    rest: str = ""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Tests of a region that failed for one reason: what the first says, where it waits for another region which, the
-    sentences of the others, and what the ranks printed in the first that has something of them."""
+    """Tests of a region that failed for one reason: the first of them, the sentences of the others, and what the ranks
+    printed in the first that has something of them."""
 
     test: Entry
-    parts: MessageParts
-    need: str
     same: tuple[str, ...]
     max_points: int
     output: list[dict[str, Any]]
@@ -56,37 +42,6 @@ class Failure:
     @property
     def line(self) -> str:
         return messages.in_a_line(self.test)
-
-
-def take_apart(message: str) -> MessageParts:
-    """Take a grader's message apart; what has no "expected ..., got ..." is a cause and the rest.
-
-    In time linear in its length, whatever a hand-in has brought into it.
-    """
-    lines = message.strip("\n").split("\n")
-    for number, line in enumerate(lines):
-        if parts := expected_and_got(line):
-            where, expected, got, why = parts
-            cause = "\n".join([*lines[:number], *filter(None, [why])])
-            return MessageParts(cause, where.strip(" :;,"), expected, got, rest="\n".join(lines[number + 1 :]))
-    return MessageParts(lines[0], rest="\n".join(lines[1:]))
-
-
-def expected_and_got(line: str) -> tuple[str, str, str, str] | None:
-    """(where, expected, got, the question at the end) of a line "where: expected a, got b: did you c?"."""
-    last = line.rfind(GOT, 0, -1)
-    start = line.rfind(WANTED, 0, max(0, last))
-    while start > 0 and (line[start - 1].isalnum() or line[start - 1] == "_"):  # unexpected
-        start = line.rfind(WANTED, 0, start)
-    if start < 0 or last < 0:
-        return None
-    begin = start + len(WANTED)
-    middle = line.index(GOT, begin)
-    expected, got, why = line[begin:middle], line[middle + len(GOT) :], ""
-    colon = got.rfind(": ")
-    if got.endswith("?") and colon > 0 and ":" not in got[colon + 1 :]:
-        got, why = got[:colon], got[colon + 2 :]
-    return (line[:start], expected, got, why) if expected else None
 
 
 def sentence(test: str) -> str:
@@ -146,7 +101,7 @@ def _region(row: Row, course: Course, region: Any) -> dict[str, Any]:
         "hint": region.hints[0],
         "tests": tests,
         "failures": failures(tests, row.run.get("output", {})),
-        "follow": [sentence(test.id) for test in tests if messages.follows(test)],
+        "follow": [sentence(test.id) for test in tests if test.follows],
         "open": [sentence(test.id) for test in tests if test.status == "not attempted"],
         "passed": [(sentence(test.id), test.points) for test in tests if test.status == "passed"],
         "points": sum(test.points for test in tests),
@@ -157,19 +112,17 @@ def _region(row: Row, course: Course, region: Any) -> dict[str, Any]:
 def failures(tests: Sequence[Entry], output: Mapping[str, list[dict[str, Any]]]) -> list[Failure]:
     """The failed tests of one region as in the terminal: by reason, the most telling reason first."""
     all_failures = []
-    for group in messages.by_reason(filter(messages.tells, tests)):
-        need, message = messages.waits_for(group[0])
+    for group in messages.by_kind(filter(messages.tells, tests)):
         printed = next(filter(None, (ranks_alike(output.get(test.id, [])) for test in group)), [])
         points = sum(test.max_points for test in group)
         same = tuple(sentence(test.id) for test in group[1:])
-        all_failures.append(Failure(group[0], take_apart(message), need, same, points, printed))
+        all_failures.append(Failure(group[0], same, points, printed))
     return all_failures
 
 
 def entries(row: Row) -> list[Entry]:
     """The graded tests of a submission."""
-    names = [field.name for field in fields(Entry)]
-    return [Entry(**{name: test[name] for name in names}) for test in row.tests]
+    return entries_of(row.tests)
 
 
 def _sums(parts: Sequence[dict[str, Any]]) -> dict[str, int]:

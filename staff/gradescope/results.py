@@ -64,7 +64,7 @@ def _texts(row: Row, course: Course) -> Iterator[tuple[Entry, str]]:
 
 def _of_region(tests: list[Entry], hint: str, output: Mapping[str, Any]) -> Iterator[tuple[Entry, str]]:
     """A region's tests with their texts: failed ones by their reason, the most telling first and in full."""
-    for number, (first, *rest) in enumerate(messages.by_reason(filter(messages.tells, tests))):
+    for number, (first, *rest) in enumerate(messages.by_kind(filter(messages.tells, tests))):
         text = messages.in_a_line(first) if number else messages.in_full(first)
         if rest:
             text += f"\n\nThe same: {'; '.join(sentence(test.id) for test in rest)}"
@@ -75,7 +75,7 @@ def _of_region(tests: list[Entry], hint: str, output: Mapping[str, Any]) -> Iter
         yield from ((test, f'{test.status}, for the same reason as "{sentence(first.id)}"') for test in rest)
     for test in tests:
         if not messages.tells(test):
-            yield test, "" if test.status == "passed" else f"{test.status}: {test.message}"
+            yield test, "" if test.status == "passed" else f"{test.status}: {test.text}"
 
 
 def _test(test: Entry, text: str, course: Course) -> dict[str, Any]:

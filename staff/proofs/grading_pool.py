@@ -25,6 +25,7 @@ from common.paths import ROOT, cache_dir
 from course.graded_tests import graded_tests, marked
 from course.table import NOT_GRADED_HERE, load_course
 from grader.ranks.running import STARTER
+from grader.report import function_of
 from staff.grade.hand_ins import grader_files
 from staff.sandbox import kernel
 
@@ -49,6 +50,7 @@ class Result(NamedTuple):
 
     status: str = "passed"
     message: str = ""
+    kind: str = ""  # see grader/verdicts.py
 
     @property
     def outcome(self) -> str:
@@ -77,15 +79,10 @@ def read(report: Mapping[str, Any]) -> Graded:
         name, status, region = function_of(test["id"]), test["status"], test["region"]
         if results.get(name, Result()).status == "passed":
             message = f"{status}: {test['message']} [region {region}, 0 of {test['max_points']}]"
-            results[name] = Result(status, message if status != "passed" else "")
+            results[name] = Result(status, message, test["kind"]) if status != "passed" else Result()
         if lost := test["max_points"] - test["points"]:
             points_lost[region] = points_lost.get(region, 0) + lost
     return Graded(results, points_lost, report["warnings"])
-
-
-def function_of(nodeid: str) -> str:
-    """The name of a test without its file and its case."""
-    return nodeid.rpartition("::")[2].split("[")[0]
 
 
 def collect() -> tuple[dict[str, Test], dict[str, str]]:

@@ -1,7 +1,6 @@
 """One entry of a bank, graded: what the graders said, and what of it is not as it must be."""
 
 import json
-import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
@@ -10,14 +9,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from common.errors import InputError
+from grader.verdicts import GRADER_FAILED
 from staff.grade.submissions import write_files
 from staff.proofs.bank import FILE, VARIANTS, Entry, changed_files
 from staff.proofs.grading_pool import Graded, Result, Test, grade, worker_processes
 
 LONGEST_ERROR = 500  # characters
 COPIES = "copies"  # stands for the test of a file's copies; graders have names that begin with test_
-GRADER_FAILED = "crashed: internal grader error"
-LINE = re.compile(r":\d+(?=\b)")
 Tests = dict[str, Test]
 
 
@@ -48,7 +46,7 @@ class Verdict:
             return "" if accepted else "not accepted"
         if missing := [test for test in self.entry.fails if test not in self.failed]:
             return f"{'caught, but not' if self.failed else 'not caught'} by {', '.join(missing)}"
-        if broken := [test for test in self.failed if self.results[test].message.startswith(GRADER_FAILED)]:
+        if broken := [test for test in self.failed if self.results[test].kind == GRADER_FAILED]:
             return f"the grader itself fails in {', '.join(broken)}"
         texts = {test: self.results[test].message.lower() for test in self.entry.fails}
         unsaid = [word for test, words in self.entry.fails.items() for word in words if word.lower() not in texts[test]]
@@ -56,9 +54,8 @@ class Verdict:
 
     @property
     def row(self) -> tuple:
-        """Two mistakes with the same row count as one: the same outcomes and messages, but for line numbers."""
-        results = sorted(self.results.items())
-        return tuple((test, result.outcome, LINE.sub(":", result.message)) for test, result in results)
+        """Two mistakes with the same row count as one: the same outcomes and messages."""
+        return tuple((test, result.outcome, result.message) for test, result in sorted(self.results.items()))
 
     def __str__(self) -> str:
         """One line, and below it the messages of the tests that must fail, or of all that failed if it went wrong."""

@@ -4,15 +4,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from course.table import load_course
-from grader.report import Entry, as_dict
+from grader.report import Entry, as_dict, function_of
 from staff.grade.gradebook import Row
 
 
-def entry(region: str, status: str, message: str = "", name: str = "test_it_works", most: int = 2) -> Entry:
+def entry(
+    region: str, status: str, observed: str = "", name: str = "test_it_works", most: int = 2, **fields: Any
+) -> Entry:
     """A graded test; its id is as long as `name`, which may have a file in front."""
     id = name if "::" in name else f"tests/t.py::{name}"
     task = load_course().regions[region].task
-    return Entry(id, task, region, status, most if status == "passed" else 0, most, message)
+    fields = {"kind": fields.get("cause") or function_of(id)} | fields
+    return Entry(id, task, region, status, most if status == "passed" else 0, most, observed=observed, **fields)
 
 
 def row(*entries: Entry, name: str = "alice", output: Mapping[str, Any] | None = None, **run: Any) -> Row:

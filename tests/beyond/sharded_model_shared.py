@@ -268,7 +268,9 @@ class ModelRun(OptimizerRun):
         for one, keys in zip(passes, reached, strict=True):
             number = "evaluation" if one.number is None else one.number
             if keys != [*(f"{one.step} {number} {key.text}" for key in self.keys(one.number is None)), "ended"]:
-                self.grade.fail(f"{one.name}: rank {rank} does not compute block after block, as the model does")
+                self.grade.fail(
+                    observed=f"{one.name}: rank {rank} does not compute block after block, as the model does"
+                )
         return passes
 
     def messages(self, rank: int, one: Pass) -> list[list[Message]]:

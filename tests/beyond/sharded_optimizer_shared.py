@@ -297,7 +297,7 @@ def bucket_of(run: OptimizerRun, where: str, call: Call, rows: Sequence[np.ndarr
             if np.any(numbers)
             else ("zeros", f"; send each {run.part} once, when its own gradients are complete")
         )
-        run.grade.fail(f"{where} sends {got} ({call.name}, {call.where}), expected {what}{advice}")
+        run.grade.fail(observed=f"{where} sends {got} ({call.name}, {call.where}), expected {what}{advice}")
     return next((i for i in fits if i >= first), fits[0])
 
 

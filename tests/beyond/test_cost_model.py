@@ -147,7 +147,7 @@ def check_averages(grade: Grade, calls: str, known: Mapping[Average, tuple[float
     (values,) = run(grade, averages, [cases], calls=calls).values
     for (size, workers, latency, rate), (right, causes), got in zip(cases, known.values(), values, strict=True):
         if isinstance(got, str):
-            grade.fail(f"{calls} returned {got} with workers={workers}; expected seconds")
+            grade.fail(observed=f"{calls} returned {got} with workers={workers}; expected seconds")
         where = f"{calls} of {size:g} bytes on {workers} workers, latency {latency:g} s, {rate:g} bytes/s: "
         mistakes = {words: value for value, words in causes.items()}
         check(grade, where, {"time": got}, {"time": seconds(right, longer, "in all", mistakes)})
@@ -166,7 +166,7 @@ def check_steps(grade: Grade, names: Sequence[str]) -> None:
         ready, takes = (", ".join(f"{pair[side]:g}" for pair in buckets) or "-" for side in (0, 1))
         where = f"step_time with {what} (backward {backward:g} s; ready at {ready} s, taking {takes} s)"
         if any(isinstance(got[name], str) for name in labels):
-            grade.fail(f"{where} returned {got['step']}; expected StepTime(total, exposed, hidden)")
+            grade.fail(observed=f"{where} returned {got['step']}; expected StepTime(total, exposed, hidden)")
         if not got["kept"]:
             grade.fail("step_time changed the list of buckets: it belongs to the caller")
         if got["exposed"] < 0:

@@ -168,7 +168,7 @@ def check_members(grade: Grade) -> None:
         for kind, lists in zip(KINDS, right, strict=True):
             shown = f"expected the {kind} groups {lists}, got {short(str(got[kind]))}"
             if isinstance(got[kind], str):
-                grade.fail(f"{where}a group is a list of whole numbers; {shown}")
+                grade.fail(observed=f"{where}a group is a list of whole numbers; {shown}")
             if got[kind] != lists and got[kind] in right:
                 other = KINDS[right.index(got[kind])]
                 advice = "the axes are pipeline, data, tensor, and the last is the fastest"

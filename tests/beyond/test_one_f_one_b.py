@@ -167,7 +167,9 @@ def check_rules(grade: Grade, *rules: Rule) -> None:
         for stage, (first, second) in enumerate(calls):
             call = f"one_f_one_b({m}, {n}, {stage})"
             if isinstance(first, str):
-                grade.fail(f'{call}: expected a list of Action("forward" or "backward", i), got {short(first)}')
+                grade.fail(
+                    observed=f'{call}: expected a list of Action("forward" or "backward", i), got {short(first)}'
+                )
             if first != second:
                 grade.fail(f"{call}: a second call gives a different list: begin every call with an empty one")
         by_size[m, n] = [[(kind, i) for kind, i in first] for first, _ in calls]

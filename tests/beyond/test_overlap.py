@@ -216,7 +216,7 @@ class Reduced:
         for number, call in enumerate(calls):
             content = self._content(call, step, rank)
             if isinstance(content, str):
-                self.grade.fail(f"{where} sends {content} (message {number}, {call.where})")
+                self.grade.fail(observed=f"{where} sends {content} (message {number}, {call.where})")
             sent.append(content)
             dtype = self.setting.dtype(buckets[content][0])
             size = shared.BYTES[dtype] * sum(self.own[rank][step][k].size for k in buckets[content])

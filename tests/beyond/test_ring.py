@@ -141,7 +141,7 @@ def check_sums(grade: Grade, ranks: int, cases: Cases) -> Result:
         for rank, left in enumerate(values[case] for values in result.values):
             where, chunks = f"{ranks} ranks, {length} elements of {dtype}", left["chunks"]
             if isinstance(chunks, str):
-                grade.fail(f"{where}: expected a list of {ranks} chunks, got {chunks}")
+                grade.fail(observed=f"{where}: expected a list of {ranks} chunks, got {chunks}")
             sizes = [chunk.size for chunk in chunks]
             if sorted(sizes) != sorted(even(length, ranks)):
                 rounded_up = set(sizes[:-1]) == {math.ceil(length / ranks)}
@@ -187,7 +187,7 @@ def mistakes_in_sum(rank: int, parts: list[np.ndarray], got: np.ndarray, complet
                for k in complete}  # fmt: skip
     return instead | {
         "the chunk holds only this rank's own part: add what you receive, in each of N-1 rounds": parts[rank],
-        "it is the mean; the ring gives the sum": total / len(parts),
+        "{name} is the mean; the ring gives the sum": total / len(parts),
         "the rank's own part is in the sum twice: N ranks need N-1 rounds, one alone needs none": total + parts[rank],
         **{
             f"rank {k}'s part has replaced what was there, instead of being added": part for k, part in enumerate(parts)
@@ -237,12 +237,12 @@ def check_gathered(grade: Grade, ranks: int, cases: Cases, rounds: bool = False)
                     "a variable does not change a tensor)": versions[rank],
                     "the received values are added to the chunk: here they must replace it": np.sum(passed, axis=0),
                     **{
-                        f"it is rank {r}'s version of this chunk, not its owner's": one
+                        f"{{name}} is rank {r}'s version of this chunk, not its owner's": one
                         for r, one in enumerate(versions)
                     },
                     **{
-                        f"it is chunk {r}, not chunk {k}: send your own chunk only in round 0, and then always the "
-                        "chunk that you received last": own[case][r]
+                        f"{{name}} is chunk {r}, not chunk {k}: send your own chunk only in round 0, and then always "
+                        "the chunk that you received last": own[case][r]
                         for r, own in enumerate(before)
                         if own[case][r].shape == versions[k].shape
                     },
@@ -275,5 +275,5 @@ def test_the_whole_ring_averages_gradients_for_as_few_bytes_as_can_be(grade: Gra
         right = sum(size + size for _ in range(1, ranks))  # in each half, every chunk goes to all other ranks
         if sum(sent) != right or max(sent) > 1.1 * right / ranks + 100:
             got = [int(count) for count in sent]
-            grade.fail(f"{ranks} ranks send {got} bytes, expected {right} in all: 2(N-1)/N S each")
+            grade.fail(observed=f"{ranks} ranks send {got} bytes, expected {right} in all: 2(N-1)/N S each")
     averaging.check_mean(grade, averaging.AVERAGE, averaging.HALF[0], (3,))

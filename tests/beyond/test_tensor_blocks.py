@@ -141,7 +141,7 @@ def check_columns(grade: Grade) -> None:
         where = f"attention_columns({width}, tensor({heads}), {head_dim}): "
         if not isinstance(got["columns"], list) or "int" not in got["dtype"]:
             kind = "a tensor of whole numbers with one dimension"
-            grade.fail(f"{where}expected {kind}, got {got['dtype']}")
+            grade.fail(observed=f"{where}expected {kind}, got {got['dtype']}")
         by_head = np.reshape(right, (3, len(heads), head_dim)).transpose(1, 0, 2).ravel().tolist()
         queries = right[: len(right) // 3]
         wrong_thirds = [begin * len(queries) + column for begin in range(3) for column in queries]
@@ -228,7 +228,7 @@ class BlockRun:
         if name not in SLICED:
             return Expected(whole, "layer norms and the biases of both c_proj are whole on every rank", tolerance=EXACT)
         indices, axis, ranks = self.indices(rank, name), SLICED[name][0], len(self.ranks.among(rank))
-        mistakes = {"it is still whole": whole}
+        mistakes = {"{name} is still whole": whole}
         message = "c_proj gets what this rank's heads give, side by side: it needs the rows of these heads"
         if "c_attn" in name:
             message = "a head is cut, or belongs to another rank: take whole heads, those of own_part"
@@ -251,8 +251,8 @@ class BlockRun:
             for name, whole in self.whole(rank).items():
                 right = whole[self.place(rank, name)]
                 mistakes = {
-                    f"it is {n} times too large: summed over ranks although each has the whole of it": right * n,
-                    f"it is 1/{n} of what is expected: divided, though nothing was summed": right / n,
+                    f"{{name}} is {n} times too large: summed over ranks although each has the whole of it": right * n,
+                    f"{{name}} is 1/{n} of what is expected: divided, though nothing was summed": right / n,
                 }
                 expected[name] = Expected(
                     right, "" if self.dropout == NO_DROPOUT else dropout, called.get(name, f"the gradient of {name}"),

@@ -142,7 +142,7 @@ def expected_of_function(name: str, everyone: Given, given: Given, own: int, dty
     gradient = np.sum(upstreams, axis=0) if name == F else upstreams[own]
     forward, backward = (shared.mistakes_of(direction, everyone, given, own) for direction in ("forward", "backward"))
     in_place = "others still use it; make a copy first, clone()"
-    message = "it is not the sum over the group" if name == G else "it is not what this rank was given"
+    message = "{name} is not the sum over the group" if name == G else "{name} is not what this rank was given"
     return {
         "dtype": Expected(dtype, "expected a tensor of {expected} from forward, got {got}"),
         "x": Expected(xs[own], f"forward changes x in place: {in_place}", tolerance=EXACT),
@@ -210,22 +210,22 @@ class WholeLayers:
         own, own_gradient = self.products(member)["forward", "row"], self.products(member)["backward", "column"]
 
         def in_g(right: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
-            words = f"it is {n} times too large: backward of g passes its gradient on as it is, and sums nothing"
+            words = f"{{name}} is {n} times too large: backward of g passes its gradient on as it is, and sums nothing"
             return right, {words: right * n}
 
         def whole_bias(right: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
             words = (
-                f"it is 1/{n} of what is expected: the bias is whole on every rank; add it once, after g, and divide "
-                "neither it nor its gradient"
+                f"{{name}} is 1/{n} of what is expected: the bias is whole on every rank; add it once, after g, and "
+                "divide neither it nor its gradient"
             )
             return right, in_g(right)[1] | {words: right / n}
 
-        use_f = "it is only this rank's part: use f before the product, so backward sums over the ranks"
+        use_f = "{name} is only this rank's part: use f before the product, so backward sums over the ranks"
         n_biases = y + (n - 1) * self.d
         in_row = {
             f"the bias is added {n} times: each rank adds it before the sum; add it once, after g": n_biases,
             "the bias is missing": y - self.d,
-            "it is only this rank's part of the sum: use g after the product": own + self.d,
+            "{name} is only this rank's part of the sum: use g after the product": own + self.d,
             "the sum was divided by the number of ranks": (y - self.d) / n + self.d,
         }
         return {

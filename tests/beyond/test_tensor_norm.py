@@ -90,7 +90,7 @@ def check_norm(grade: Grade, ranks: Ranks) -> None:
             where = f"squared_norm, {ranks.words(rank)}, case {case}{without}: "
             if got["norm"] is None or np.ndim(got["norm"]):
                 kind = got["kind"] if got["norm"] is None else f"the shape {np.shape(got['norm'])}"
-                grade.fail(f"{where}expected a tensor with one number, got {kind}")
+                grade.fail(observed=f"{where}expected a tensor with one number, got {kind}")
             graph = "the result requires a gradient: compute it outside the graph, for example under no_grad"
             members = [inputs[other]["gradients"][case] for other in group]
             expected = {"graph": Expected(False, graph), "norm": expected_norm(members, group.index(rank), case)}
@@ -123,7 +123,7 @@ def expected_norm(members: list[dict[str, Any]], own: int, case: int) -> Expecte
         + squares(["head.weight"], members[0]),
         "only slices are in it: add what all ranks have, once": sum(slices),
         "the norm was returned: expected its square": right**0.5,
-        "it was divided by the number of ranks": right / n,
+        "{name} was divided by the number of ranks": right / n,
         "the slices were averaged over the group; expected their sum": sum(slices) / n + whole,
         "norms of slices were added: squares add up, norms do not": sum(one**0.5 for one in slices) ** 2 + whole,
     }

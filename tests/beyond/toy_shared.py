@@ -135,7 +135,9 @@ def micro_batches(grade: Grade, result: Result, toy: ToySetting, rank: int) -> l
             micros[-1].sends.append(Send(len(micros[-1].reached), ended, event))
     for micro in micros:
         if micro.reached != [k for k in reversed(uses[micro.step][micro.number]) if k not in toy.frozen]:
-            grade.fail(f"step {micro.step}: rank {rank} does not compute the gradients in the order of backward")
+            grade.fail(
+                observed=f"step {micro.step}: rank {rank} does not compute the gradients in the order of backward"
+            )
     return micros
 
 

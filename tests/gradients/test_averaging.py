@@ -284,7 +284,7 @@ def check_used(grade: Grade, rank: int, left: list[dict[str, Any]], gradients: G
     means = [np.asarray(np.mean([other[call][k] for other in gradients], axis=0)) for call, k in places]
     if not proportional([left[call][f"parameter {k}"] for call, k in places], means):
         unused = "its gradients are neither the mean nor the sum of all workers' gradients"
-        grade.fail(f"rank {rank} does not use what was sent: {unused}")
+        grade.fail(observed=f"rank {rank} does not use what was sent: {unused}")
 
 
 # --- the graded tests ---

@@ -59,7 +59,7 @@ INFINITE = np.array([[np.inf, 4.0], [np.nan, 8.0]])
     (MEAN * 0.375, Expected(MEAN, "the messages are wrong"), "the messages are wrong\nvalue"),
     ("{got}", Expected("float32", "got {got}, expected {expected}"), "got {got}, expected float32"),
     (MEAN * 2, Expected(MEAN, mistakes={"zero": MEAN * 0, "double": MEAN * 2, "again": MEAN * 2}), "double\nvalue"),
-    (None, Expected(MEAN, mistakes={"it is gone": None}), "value is gone\n"),
+    (None, Expected(MEAN, mistakes={"{name} is gone": None}), "value is gone\n"),
     (INFINITE, Expected(MEAN, mistakes={"divided by zero": INFINITE.copy()}), "divided by zero\n"),
     (MEAN * 2, Expected(MEAN, mistakes=with_inputs({"doubled": lambda x: 2 * x, "never": lambda x: 1 / 0 * x}, MEAN)),
      "doubled\n"),
@@ -89,7 +89,7 @@ def test_numbers_in_another_order_with_zeros_between_are_the_same_up_to_a_factor
 
 FIRST, SECOND = "parameter 0", "parameter 1"
 RIGHT = {(rank, name): MEAN + 10 * k for rank in (0, 1) for k, name in enumerate((FIRST, SECOND))}
-ZERO, NOTHING = {"mistakes": {"it is zero": MEAN * 0}}, {"everywhere": {"nothing was done": MEAN * 0}}
+ZERO, NOTHING = {"mistakes": {"{name} is zero": MEAN * 0}}, {"everywhere": {"nothing was done": MEAN * 0}}
 
 
 @pytest.mark.parametrize(("known", "wrong", "words"), [

@@ -8,21 +8,21 @@ from grader.messages import messages
 from grader.report import Entry
 
 COURSE = load_course()
-DIVIDE = "every gradient is {0}.000 times the mean on {0} workers: did you divide by world_size?\nexpected {0}, got 1"
-SEED = " (inputs drawn with seed 7; use --seed 7 to repeat them)"
+MEAN = "every gradient is {0}.000 times the mean on {0} workers: did you divide by world_size?"
 
 
-def entry(name, message, status="wrong", region="2b.1"):
-    return Entry(f"tests/start/test_start.py::{name}", "2b", region, status, 0 if status != "passed" else 2, 2, message)
+def entry(name, observed="", status="wrong", region="2b.1", cause="", kind="", seed=None, first=""):
+    points, kind = (2 if status == "passed" else 0), kind or cause or name
+    return Entry(f"tests/start/test_start.py::{name}", "2b", region, status, points, 2, cause, observed, kind, seed, first)
 
 
 def test_the_cause_comes_first_and_tests_that_say_the_same_are_listed_by_name():
     lines = messages(
         [
-            entry("test_bytes", "expected 8 bytes, got 16" + SEED),
-            entry("test_mean", DIVIDE.format(3) + SEED),
-            entry("test_sizes", DIVIDE.format(2) + SEED),
-            entry("test_other", "", "passed"),
+            entry("test_bytes", "expected 8 bytes, got 16", seed=7),
+            entry("test_mean", "expected 3, got 1", cause=MEAN.format(3), kind=MEAN, seed=7),
+            entry("test_sizes", "expected 2, got 1", cause=MEAN.format(2), kind=MEAN, seed=7),
+            entry("test_other", status="passed"),
         ],
         COURSE,
     )
@@ -38,19 +38,18 @@ def test_the_cause_comes_first_and_tests_that_say_the_same_are_listed_by_name():
 
 
 CAUSE = "two tasks took the same micro-batch: bind the loop variables"
-CRASH = entry("test_b", "split() and chunk() return a tuple: make a list of it\nrank 0 raised TypeError", "crashed")
-WAITS = "depends on region p.1, which does not pass yet. Observed: split_size is the number of examples"
+TUPLE = "split() and chunk() return a tuple: make a list of it"
 FIRST_CAUSES = {
     "a crash that says what to change": (
-        [entry("test_a", "expected 8, got 16"), CRASH],
-        "  crashed: split() and chunk() return a tuple: make a list of it",
+        [entry("test_a", "expected 8, got 16"), entry("test_b", "rank 0 raised TypeError", "crashed", cause=TUPLE)],
+        f"  crashed: {TUPLE}",
     ),
-    "a message that others repeat": (
-        [entry("test_a", "expected 8"), entry("test_b", f"only [2] ran. {CAUSE}"), entry("test_c", CAUSE)],
+    "a cause before what was only seen": (
+        [entry("test_a", "expected 8"), entry("test_b", "only [2] ran"), entry("test_c", cause=CAUSE)],
         f"  wrong: {CAUSE}",
     ),
     "what a region waits for and what was seen": (
-        [entry("test_a", WAITS, "skipped", "p.3")],
+        [entry("test_a", "split_size is the number of examples", "skipped", "p.3", first="p.1")],
         "  p.3 depends on p.1; observed so far: split_size is the number of examples",
     ),
 }

@@ -45,7 +45,7 @@ def run_pipe(grade: Grade, function: InRank, inputs: Sequence[Any], **arguments:
     """Run a student's Pipe. After a run that never returned, make no other: each would take as long again."""
     for key, earlier in grade.session.runs.items():
         if earlier.outcome == "deadline" and IN_RANK in key:
-            raise TimedOut(grade.with_seed(f"an earlier run of the pipe never returned: {earlier.explain()}"))
+            raise TimedOut(observed=f"an earlier run of the pipe never returned: {earlier.explain()}", seed=grade.seed)
     patience = PATIENCE * grade.session.slowness
     return run_to_any_end(grade, function, inputs, deadline=DEADLINE, patience=patience, **arguments)
 
@@ -96,10 +96,10 @@ def must_end(grade: Grade, result: Result, pairs: Pairs, split_size: int = 1) ->
     """Raise the verdict if the call did not return; say of a hang who waits for what."""
     hang = Watched(result.ranks[0].events).hang(pairs, split_size)
     if result.outcome == "deadline":
-        raise TimedOut(grade.with_seed(f"{hang}; {result.explain()}"))
+        raise TimedOut(hang, result.explain(), seed=grade.seed)
     grade.must_return(result)
     if isinstance(result.values[0], dict) and result.values[0].get("waits_forever"):
-        raise Deadlocked(grade.with_seed(hang))
+        raise Deadlocked(hang, seed=grade.seed)
 
 
 def must_meet(grade: Grade, result: Result, why: Callable[[Watched, int], str]) -> None:
@@ -134,4 +134,6 @@ def must_have_met(grade: Grade, result: Result, groups: Sequence[Pairs]) -> None
     for group in groups:
         begun = max(first.get(("present", i, j), math.inf) for i, j in group)
         if begun > min(first.get(("left", i, j), 0) for i, j in group):
-            grade.fail(f"the (micro-batch, partition) pairs {[*map(tuple, group)]} should run at the same time")
+            grade.fail(
+                observed=f"the (micro-batch, partition) pairs {[*map(tuple, group)]} should run at the same time"
+            )

@@ -148,9 +148,11 @@ def check_blocks(grade: Grade, devices: int, sizes: list[int]) -> None:
     if got["type"] != "Pipe" or "partitions" not in got:
         kind = "None" if got["type"] == "NoneType" else f"a {short(got['type'], 60)}"
         calls = "_prepare_pipeline_parallel was called twice" if twice else "_prepare_pipeline_parallel"
-        grade.fail(f"expected a Pipe in self.h_pp after {calls}, got {kind}")
+        grade.fail(observed=f"expected a Pipe in self.h_pp after {calls}, got {kind}")
     if got["partitions"] != right or got["strangers"]:
-        grade.fail(f"expected the blocks {right} in the partitions, got {got['partitions']}{wrong_blocks(got)}{again}")
+        grade.fail(
+            observed=f"expected the blocks {right} in the partitions, got {got['partitions']}{wrong_blocks(got)}{again}"
+        )
     keeps_the_first = twice and got["split_size"] == sizes[0]
     advice = "make a new Pipe in each call" if keeps_the_first else "pass split_size on"
     expected = {
@@ -200,13 +202,13 @@ def check_used(grade: Grade, masked: bool = False) -> None:
             grade.fail(f"block {block} got the whole batch of {BATCH}: the blocks run one after another{switch}")
         if examples != sizes * STEPS:
             words = f"block {block}: expected micro-batches of {sizes} examples in each of {STEPS} steps"
-            grade.fail(f"{words}, got {short(examples)}")
+            grade.fail(observed=f"{words}, got {short(examples)}")
     if any(call["in_caller"] for call in calls):
         grade.fail("a block runs in the caller's thread: the Pipe must run it in a worker")
     shared.must_meet(grade, result, lambda *_: "the partitions of the Pipe run one after another")
     shared.must_have_met(grade, result, GROUPS)
     if words := difference(got["steps"][0], right_steps(grade, masked)[0]):
-        grade.fail(f"piped GPT-2: {words}")
+        grade.fail(observed=f"piped GPT-2: {words}")
 
 
 def check_agree(grade: Grade, masked: bool) -> None:
@@ -218,7 +220,7 @@ def check_agree(grade: Grade, masked: bool) -> None:
         for step, (got, right_step) in enumerate(zip(steps, right, strict=True)):
             if words := difference(got, right_step):
                 later = f", step {step + 1}, after the parameters have changed" if step else ""
-                grade.fail(f"{model} GPT-2, {inputs}{later}: {words}")
+                grade.fail(observed=f"{model} GPT-2, {inputs}{later}: {words}")
     check_used(grade, masked)
 
 

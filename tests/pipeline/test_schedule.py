@@ -182,7 +182,7 @@ def schedules_of(grade: Grade) -> dict[Size, Cycles]:
     for (m, n), cycles in zip(sizes, results, strict=True):
         call = f"_clock_cycles({m}, {n})"
         if isinstance(cycles, str):
-            grade.fail(f"{call}: expected a list for each clock cycle, got {short(cycles, 100)}")
+            grade.fail(observed=f"{call}: expected a list for each clock cycle, got {short(cycles, 100)}")
         if strange := next((cycle for cycle in cycles if isinstance(cycle, str)), None):
             words = "expected a list of (micro-batch, partition) pairs for a clock cycle, got"
             grade.fail(f"{call}: {words} {short(strange, 150)}")

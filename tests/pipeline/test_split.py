@@ -225,7 +225,7 @@ def check_cases(grade: Grade, cases: list[Case]) -> None:
     (results,) = run(grade, split, [None], models=[one.layers for one in cases]).values
     for one, result in zip(cases, results, strict=True):
         if isinstance(result, str):
-            grade.fail(f"expected a list of partitions and a list of devices, got {short(result, 200)}")
+            grade.fail(observed=f"expected a list of partitions and a list of devices, got {short(result, 200)}")
         parts, devices = result["partitions"], result["devices"]
         if len(parts) != len(devices):
             grade.fail(f"got {len(parts)} partitions and {len(devices)} devices: return one device for each partition")

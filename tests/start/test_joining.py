@@ -173,7 +173,9 @@ def check_group(grade: Grade, result: Result, numbers: list[np.ndarray]) -> None
         sums = result.values[rank]["sums"]
         complete = len(sent) == len(sums) == 2 and all(np.array_equal(number, numbers[rank]) for number in sent)
         if not complete or not all(np.shape(total) == (3,) and np.allclose(total, sum(numbers)) for total in sums):
-            grade.fail(f"rank {rank}: an all_reduce over the group that was joined does not give the sum of all ranks")
+            grade.fail(
+                observed=f"rank {rank}: an all_reduce over the group that was joined does not give the sum of all ranks"
+            )
 
 
 def draw_address(grade: Grade, ports: int) -> tuple[str, str]:

@@ -201,7 +201,7 @@ def test_the_script_trains_on_two_workers(grade: Grade) -> None:
     grade.must_return(result)
     got = result.values[0]
     if got["error"]:
-        grade.fail(f"the script ended with an error: {got['error']}\n{last_words(stderr)}")
+        grade.fail(observed=f"the script ended with an error: {got['error']}\n{last_words(stderr)}")
     check_losses(grade, got["losses"], np.asarray(run_alone(grade, train_alone, [blocks], **arguments)[0]))
 
 

@@ -160,7 +160,7 @@ def check_weights(grade: Grade) -> None:
     for got in loaded(grade, "rte"):
         body = got["body"]
         if not body:
-            grade.fail(f"expected a BertForSequenceClassification, got a {got['class']}, which has no .bert")
+            grade.fail(observed=f"expected a BertForSequenceClassification, got a {got['class']}, which has no .bert")
         dtypes = Expected(["float32"], "expected parameters in float32, as in the checkpoint, got {got}")
         check(grade, "", got, {"dtypes": dtypes})
         different = [name for name, weight in right.items() if not np.array_equal(body.get(name), weight)]

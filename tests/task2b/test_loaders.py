@@ -140,7 +140,7 @@ def with_numbers(grade: Grade, by_rank: list[Loaded]) -> list[Loaded]:
     """Return the same with the numbers of the examples, -1 for anything else; fail if a rank got no loader."""
     for one in by_rank:
         if one["instead"]:
-            grade.fail(f"expected a DataLoader and the batch size of a worker, got {one['instead']}")
+            grade.fail(observed=f"expected a DataLoader and the batch size of a worker, got {one['instead']}")
     return [one | {name: numbered(grade, one[name]) for name in ("batches", "again")} for one in by_rank]
 
 
@@ -157,9 +157,11 @@ def check_examples(grade: Grade, by_rank: list[Loaded]) -> None:
     """Check that batches hold examples of the data, each once on a rank: else their number and sizes do not count."""
     for rank, examples in enumerate(examples_of_ranks(by_rank)):
         if -1 in examples:
-            grade.fail("expected batches of examples, got something else, for example their indices")
+            grade.fail(observed="expected batches of examples, got something else, for example their indices")
         if repeated := [example for example, number in examples.items() if number > 1]:
-            grade.fail(f"{len(repeated)} examples appear more than once on rank {rank}, for example {min(repeated)}")
+            grade.fail(
+                observed=f"{len(repeated)} examples appear more than once on rank {rank}, for example {min(repeated)}"
+            )
 
 
 def check_divided_at_random(grade: Grade) -> None:
@@ -196,11 +198,11 @@ def check_share(grade: Grade) -> None:
         for rank, one in enumerate(by_rank):
             if one["batch"] != share:
                 what = f"total batch {total} on {ranks} workers: expected the batch size {share} for each"
-                grade.fail(f"{what}, got {one['batch']} on rank {rank}")
+                grade.fail(observed=f"{what}, got {one['batch']} on rank {rank}")
             sizes = [len(examples) for examples in one["batches"]]
             if any(size != share for size in sizes[:-1]) or max(sizes, default=0) > share:
                 cause = f": {total} is the total batch, take that of one worker" if sizes[0] == total else ""
-                grade.fail(f"rank {rank} of {ranks}: expected batches of {share}, got {sizes}{cause}")
+                grade.fail(observed=f"rank {rank} of {ranks}: expected batches of {share}, got {sizes}{cause}")
         check_examples(grade, by_rank)
     check_divided_at_random(grade)
 
@@ -220,7 +222,7 @@ def check_numbers_of_batches(grade: Grade) -> None:
             more = ": take the number that the smallest partition fills; a rank with more batches waits forever"
             grade.fail(f"{what}: the ranks have {counts} batches{cause or more}")
         if counts[0] != right:
-            grade.fail(f"{what}: expected {right} batches on every rank, got {counts[0]}{cause}")
+            grade.fail(observed=f"{what}: expected {right} batches on every rank, got {counts[0]}{cause}")
         if again != counts:
             grade.fail(
                 f"{what}: the loaders give {counts} batches in the first epoch and {again} in the second: an iterator "
@@ -258,12 +260,12 @@ def check_parts(grade: Grade, what: str, length: int, parts: list[Counter[int]])
         grade.fail(f"{what}: every rank has the same examples: which partition is this rank's?")
     total = sum(parts, Counter[int]())
     if not total and length >= len(parts):
-        grade.fail(f"{what}: expected a DataLoader with batches of examples, got no batch at all")
+        grade.fail(observed=f"{what}: expected a DataLoader with batches of examples, got no batch at all")
     if set(total) - set(range(length)):
-        grade.fail(f"{what}: expected batches of examples, got something else")
+        grade.fail(observed=f"{what}: expected batches of examples, got something else")
     if twice := [example for example, number in total.items() if number > 1]:
         seed = "; do all ranks shuffle with the same seed?" if len(parts) > 1 else ""
-        grade.fail(f"{what}: {len(twice)} examples appear more than once, for example {min(twice)}{seed}")
+        grade.fail(observed=f"{what}: {len(twice)} examples appear more than once, for example {min(twice)}{seed}")
 
 
 def check_group_and_collate(grade: Grade) -> None:
@@ -276,7 +278,7 @@ def check_group_and_collate(grade: Grade) -> None:
     )
     for by_rank in (in_group, by_arguments, plain):
         if not all(one["batches"] for one in by_rank):
-            grade.fail(f"{in_words_of(length, batch, ranks)}: the loader gives no batch")
+            grade.fail(observed=f"{in_words_of(length, batch, ranks)}: the loader gives no batch")
     if not all(one["collated"] for one in (*in_group, *by_arguments)):
         grade.fail("collate_fn was given but not used: pass it to the DataLoader by name, collate_fn=...")
     each = [
@@ -286,8 +288,10 @@ def check_group_and_collate(grade: Grade) -> None:
     for rank, (of_group, of_caller, default) in enumerate(zip(*each, strict=True)):
         if of_group != of_caller:
             grade.fail(
-                f"rank {rank} gets different examples with rank and world_size from the process group than with "
-                f"rank={rank}, world_size={ranks} as arguments"
+                observed=(
+                    f"rank {rank} gets different examples with rank and world_size from the process group than with "
+                    f"rank={rank}, world_size={ranks} as arguments"
+                )
             )
         if default != of_caller:
             advice = "pass None on, so that torch builds the batches"

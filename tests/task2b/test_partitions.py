@@ -141,7 +141,7 @@ def partitions(grade: Grade, cases: Sequence[Case], seeds: list[int], noise: int
 
 def must_be_indices(grade: Grade, parts: object) -> None:
     if isinstance(parts, str):
-        grade.fail(f"self.partitions: expected a list of indices (whole numbers) for each size; got {parts}")
+        grade.fail(observed=f"self.partitions: expected a list of indices (whole numbers) for each size; got {parts}")
 
 
 def draw_settings(grade: Grade, count: int) -> list[Case]:
@@ -214,11 +214,11 @@ def check_exactly_once(grade: Grade, length: int, sizes: list[float], parts: lis
     total = Counter(index for part in parts for index in part)
     of = f"of {length} examples cut by {[round(size, 3) for size in sizes]}"
     if len(parts) != len(sizes):
-        grade.fail(f"self.partitions: expected {len(sizes)} partitions, one for each size, got {len(parts)}")
+        grade.fail(observed=f"self.partitions: expected {len(sizes)} partitions, one for each size, got {len(parts)}")
     twice = [index for index, number in total.items() if number > 1]
     missing, strange = set(range(length)) - set(total), set(total) - set(range(length))
     if strange:
-        grade.fail(f"{of}, a partition holds the index {min(strange)}, expected 0 to {length - 1}")
+        grade.fail(observed=f"{of}, a partition holds the index {min(strange)}, expected 0 to {length - 1}")
     if twice:  # before `missing`: overlapping partitions often leave holes, and better rounding does not repair them
         holes = f", and {len(missing)} in none" if missing else ""
         grade.fail(
@@ -340,10 +340,10 @@ def check_use(grade: Grade) -> None:
         before = result["before"]
         must_be_indices(grade, before)
         if not any(before):
-            grade.fail(f"the partitions of {length} examples are all empty, so use() has nothing to give")
+            grade.fail(observed=f"the partitions of {length} examples are all empty, so use() has nothing to give")
         for k, examples in enumerate(result["rounds"][0]):
             if isinstance(examples, str):
-                grade.fail(f"use({k}): expected a Partition; {examples}")
+                grade.fail(observed=f"use({k}): expected a Partition; {examples}")
         first, second = numbered(grade, result["rounds"])
         if first != second and [sorted(part) for part in first] == [sorted(part) for part in second]:
             grade.fail(
@@ -355,9 +355,8 @@ def check_use(grade: Grade) -> None:
         for k, part in enumerate(before):
             if first[k] != part:
                 order = ", in their order" if sorted(first[k]) == sorted(part) else ""
-                grade.fail(
-                    f"use({k}) gives the examples {first[k][:6]}, expected those of partitions[{k}]{order}: {part[:6]}"
-                )
+                expected = f"those of partitions[{k}]{order}: {part[:6]}"
+                grade.fail(observed=f"use({k}) gives the examples {first[k][:6]}, expected {expected}")
         check_unchanged(grade, result["changed"], "use()")
         if result["reads"]:
             grade.fail(

@@ -57,7 +57,7 @@ def results(grade: Grade, function: str, cases: list[Any]) -> list[Any]:
     for value in values:
         if not isinstance(value, kind):
             expected = "a number" if kind is float else "Traffic(sent, received)"
-            grade.fail(f"{function} returned {value}; expected {expected}")
+            grade.fail(observed=f"{function} returned {value}; expected {expected}")
     return list(values)
 
 

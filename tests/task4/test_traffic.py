@@ -188,7 +188,7 @@ def check_recorded(grade: Grade) -> None:
                 check_recorded_first(grade, where, sent)
                 own = [one for one in gradients[rank][number] if one is not None]
                 if not same_numbers([sending.call.sent_arrays() for sending in sent], own):
-                    grade.fail(f"{where}what is passed to all_reduce is not the gradients of this rank")
+                    grade.fail(observed=f"{where}what is passed to all_reduce is not the gradients of this rank")
         must_be_own_calls(grade, result, averaging.BY_HAND)
 
 

@@ -270,7 +270,7 @@ class Training:
         """Return loss and gradients of a rank's examples at its parameters before step `number`."""
         rows, ids = np.asarray(examples, int), self.ids[rank]
         if not len(rows) or rows.min() < 0 or rows.max() >= len(ids) or (ids[rows] < 0).any():
-            self.grade.fail(f"rank {rank} trains on examples that it was not given")
+            self.grade.fail(observed=f"rank {rank} trains on examples that it was not given")
         if self.labels:
             return reference.classifier(self.parameters(rank, number), ids[rows], self.labels[rank][rows])
         return reference.language_model(self.parameters(rank, number), ids[rows])

@@ -36,8 +36,10 @@ def check_sent_once(training: Training, advice: str) -> None:
                 own = " and ".join(sorted({f"{call.name} at {call.where}" for call in calls if not call.inside}))
                 cause = f": {advice.replace('{calls}', own)}" if own and sent > size else ""
                 training.grade.fail(
-                    f"step {number} on rank {rank} passes {sent} bytes to collectives, expected {size} (every "
-                    f"gradient once){cause}"
+                    observed=(
+                        f"step {number} on rank {rank} passes {sent} bytes to collectives, expected {size} (every "
+                        f"gradient once){cause}"
+                    )
                 )
 
 

@@ -102,7 +102,7 @@ def check_wrapped(grade: Grade, script: str) -> None:
         for one in result.ranks:
             must_be_of_reducer(grade, one, one.calls)
             if changed := one.value["changed"]:
-                grade.fail(f"wrap() changes {changed[0]} on rank {one.rank}, but must leave it unchanged")
+                grade.fail(observed=f"wrap() changes {changed[0]} on rank {one.rank}, but must leave it unchanged")
 
 
 # --- how DDP sends ---
@@ -123,7 +123,9 @@ def must_be_of_reducer(grade: Grade, rank: RankResult, calls: Iterable[Event]) -
             by = f"inside {call.inside}" if call.inside else "by your own line"
             grade.fail(f"{call.name} ({call.where}) is called {by}: let DistributedDataParallel average the gradients")
         if len(call.shape) != 1:
-            grade.fail(f"a tensor of shape {call.shape} is averaged: DistributedDataParallel sends flat buckets")
+            grade.fail(
+                observed=f"a tensor of shape {call.shape} is averaged: DistributedDataParallel sends flat buckets"
+            )
 
 
 def must_be_run_by_reducer(grade: Grade, result: Result) -> None:
@@ -144,7 +146,9 @@ def check_own_gradients_sent(training: Training) -> None:
             got = got * (np.linalg.norm(right) / max(float(np.linalg.norm(got)), 1e-30))
             if not close(np.sort(got), np.sort(right), tolerance(gradients.own[rank])):
                 names = " and ".join(sorted({call.name for call in calls}))
-                training.grade.fail(f"what rank {rank} passes to {names} in step {number + 1} is not its own gradients")
+                training.grade.fail(
+                    observed=f"what rank {rank} passes to {names} in step {number + 1} is not its own gradients"
+                )
 
 
 def check_traffic(training: Training) -> None:

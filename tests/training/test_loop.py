@@ -129,7 +129,7 @@ def check_steps(training: Training, steps: int) -> None:
             must_not_clip(training, trace.steps[number])
         check_gradients(training, number)
     if (made := max(len(trace.steps) for trace in training.ranks)) > steps:
-        training.grade.fail(f"expected an optimizer step for each of {steps} batches, got {made}")
+        training.grade.fail(observed=f"expected an optimizer step for each of {steps} batches, got {made}")
     loop.check_noise(training)
     for rank, trace in enumerate(training.ranks):
         for number, step in enumerate(trace.steps):
@@ -342,7 +342,7 @@ def check_evaluation(training: Training, epoch: int, evaluation: Evaluation, dev
     if set(metrics) != set(right) or any(not abs(metrics[name] - value) <= SAME for name, value in right.items()):
         words = " and ".join(f"{name} {value:.4f}" for name, value in right.items())
         given = " and ".join(f"{name} {value:.4f}" for name, value in metrics.items())
-        training.grade.fail(f"{when} of {training.task.upper()}: expected the metrics {words}, got {given}")
+        training.grade.fail(observed=f"{when} of {training.task.upper()}: expected the metrics {words}, got {given}")
 
 
 def metrics_of(logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:

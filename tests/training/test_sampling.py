@@ -42,7 +42,7 @@ def epochs_of(training: Training) -> list[Epochs]:
         batches = [step.examples for step in trace.steps]
         if len(batches) % EPOCHS:
             training.grade.fail(
-                f"rank {rank} makes {len(batches)} steps in {EPOCHS} epochs, expected the same number in each"
+                observed=f"rank {rank} makes {len(batches)} steps in {EPOCHS} epochs, expected the same number in each"
             )
         count = len(batches) // EPOCHS
         all_epochs.append([batches[count * epoch : count * (epoch + 1)] for epoch in range(EPOCHS)])
@@ -99,8 +99,10 @@ def check_batch_size(training: Training, batch: int) -> None:
             wrong = [size for i, size in enumerate(sizes) if size > batch or (size < batch and i < last)]
             if wrong:
                 training.grade.fail(
-                    f"rank {rank} has batches of {wrong[0]} examples, expected {batch}, the batch of one worker "
-                    "(config.per_gpu_train_batch_size)"
+                    observed=(
+                        f"rank {rank} has batches of {wrong[0]} examples, expected {batch}, the batch of one worker "
+                        "(config.per_gpu_train_batch_size)"
+                    )
                 )
 
 

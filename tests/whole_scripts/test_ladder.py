@@ -159,15 +159,18 @@ class Script:
         self.traces = [Trace(rank.events) for rank in self.result.ranks]
         for rank, trace in enumerate(self.traces):
             if not trace.weights or not trace.trained:
-                grade.fail(f"rank {rank} ends without record.describe() or record.write(), which main() must call")
+                grade.fail(
+                    observed=f"rank {rank} ends without record.describe() or record.write(), which main() must call"
+                )
 
     def draw(self, rank: int) -> Arrays:
         parts = [small_models.examples(self.seed, count, first, rank) for count, first in ((TRAIN, 0), (DEV, TRAIN))]
         ids, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
         return {"ids": ids, "labels": labels}
 
-    def fail(self, message: str) -> None:
-        self.grade.fail(f"{workers(self.ranks)}: {message}")
+    def fail(self, cause: str = "", observed: str = "") -> None:
+        where = f"{workers(self.ranks)}: "
+        self.grade.fail(cause and where + cause, observed if cause else where + observed)
 
     def check(self) -> None:
         self.check_start()
@@ -181,20 +184,22 @@ class Script:
         right = saved(self.grade, np.zeros((1, 1), int), VOCABULARY)["weights"]
         for rank, trace in enumerate(self.traces):
             if not equal({name: trace.weights.get(f"bert.{name}") for name in right}, right):
-                self.fail(f"rank {rank} does not start from the weights of the checkpoint (region 1.1)")
+                self.fail(observed=f"rank {rank} does not start from the weights of the checkpoint (region 1.1)")
             if not equal(trace.weights, self.traces[0].weights):
                 self.fail(f"rank {rank} starts from different weights than rank 0: is the seed the same?")
 
     def check_starts_like(self, other: Script) -> None:
         if not equal(self.traces[0].weights, other.traces[0].weights):
-            self.fail(f"training starts from different weights than with {workers(other.ranks)} and the same seed")
+            self.fail(
+                observed=f"training starts from different weights than with {workers(other.ranks)} and the same seed"
+            )
 
     def check_order(self) -> None:
         """Check that the workers together draw the batches of one worker."""
         for rank, trace in enumerate(self.traces):
             for count in (len(trace.losses), len(trace.batches)):
                 if count != STEPS:
-                    self.fail(f"one worker takes {STEPS} steps, rank {rank} of {self.ranks} takes {count}")
+                    self.fail(observed=f"one worker takes {STEPS} steps, rank {rank} of {self.ranks} takes {count}")
         orders = orders_of_one_worker(self.grade, TRAIN, self.seed, EPOCHS)
         for step in range(STEPS):
             right = sorted(orders[step // STEPS_PER_EPOCH][step % STEPS_PER_EPOCH * BATCH :][:BATCH])
