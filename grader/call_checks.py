@@ -83,9 +83,8 @@ def check_sent(grade: Grade, rank: int, calls: Sequence[Call], expected: Mapping
     for name, sent in expected.items():
         own_calls = [call for call in calls if call.name == name]
         if sent.root is not None and (roots := {call.root for call in own_calls} - {sent.root}):
-            grade.fail(
-                observed=f"expected rank {sent.root} to be the root of every {name}, got the roots {sorted(map(str, roots))}"
-            )
+            got = ", ".join(sorted(map(str, roots)))
+            grade.fail(observed=f"expected rank {sent.root} to be the root of every {name}, got the roots {got}")
         size = sum(call.sent for call in own_calls)
         if not sent.bytes <= size <= 1.02 * sent.bytes:
             relation = f"{size / sent.bytes:.2f} times the expected {sent.bytes}" if sent.bytes else "expected 0"

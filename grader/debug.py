@@ -36,6 +36,7 @@ from grader.ranks.one_run import Debug
 from grader.ranks.outcome import Result
 from grader.ranks.running import STARTER
 from grader.session import Session
+from grader.wire.request import Request
 
 # A socket that an interrupt has left open is no news to a student.
 OPTIONS = ("-s", "-p", "no:unraisableexception")
@@ -53,19 +54,13 @@ class DebugSession(Session):
         self.stopped, self.quit = False, False
         self.sizes: set[int] = set()  # numbers of ranks that were asked for
 
-    def run(self, world_size: int, arguments: dict, deadline: float = 0.0, payloads: bool = False) -> Result:
+    def result_of(self, request: Request) -> Result:
         """Run a function, with pdb on the chosen rank unless the debugger has stopped in an earlier run."""
-        only_loads = "function" not in arguments
-        wanted = not (only_loads or self.stopped) and self.rank < world_size
-        result = STARTER.run(
-            world_size,
-            arguments,
-            deadline=NO_DEADLINE,
-            tree=self.tree,
-            keep_payloads=payloads,
-            debug=self.debug if wanted else replace(self.debug, rank=None),
-        )
-        if not only_loads:
+        world_size = len(request.inputs)
+        wanted = request.function is not None and not self.stopped and self.rank < world_size
+        debug = self.debug if wanted else replace(self.debug, rank=None)
+        result = STARTER.run(request.within(NO_DEADLINE), tree=self.tree, debug=debug)
+        if request.function:
             self.sizes.add(world_size)
         if not wanted:
             return result

@@ -8,15 +8,17 @@ def test_gather_and_scatter_leave_the_mean_on_every_worker(grade):
 """
 
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from dataclasses import replace
+from typing import NoReturn
 
 import numpy as np
 
 from course.todo import Block
 from grader import imports, verdicts
 from grader.ranks.outcome import DEBUGGER, Result
-from grader.session import DEADLINE, Session, blocks_of, region_at
+from grader.session import Session, blocks_of, region_at
 from grader.verdicts import Crashed, NotAttempted, Verdict, Wrong
+from grader.wire.request import Request
 
 
 class Grade:
@@ -51,15 +53,9 @@ class Grade:
         """Return the parts of this region in its home file."""
         return [block for block in blocks_of(self.session.tree, self.file) if block.id == self.region]
 
-    def run(self, world_size: int, deadline: float = DEADLINE, payloads: Any = False, **arguments: Any) -> Result:
-        """Run a function on the student's file; how it ended is in the result. The same run is made only once.
-
-        `arguments` say which function, see in_rank.py. With `payloads` the result keeps what each rank passed to its
-        collectives.
-        """
-        arguments = {"file": self.file, "preload": ()} | arguments
-        arguments["preload"] = [*arguments["preload"], *self.session.libraries_of(arguments["file"])]
-        self.last = self.session.run(world_size, arguments, deadline, payloads)
+    def result_of(self, request: Request) -> Result:
+        """Return how a run on the student's file ended. The same run is made only once."""
+        self.last = self.session.result_of(replace(request, libraries=self.session.libraries_of(request.file)))
         return self.last
 
     def must_return(self, result: Result) -> None:

@@ -16,7 +16,6 @@ code can read all that the rank gets. There the function finds the names of grad
 import inspect
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,23 +26,9 @@ from grader.call_checks import why_stuck
 from grader.grading import Grade
 from grader.ranks.outcome import Result
 from grader.verdicts import Crashed, Deadlocked, Wrong
+from grader.wire.request import DEADLINE, RankFunction, Request, Source
 
 Uses = Sequence["Callable[..., Any] | type | str"]  # functions, classes, or paths of whole files
-
-
-@dataclass(frozen=True)
-class InRank:
-    """A function that runs in ranks: its name, the sources that it needs, and how the ranks are prepared for it.
-
-    The fields are arguments of the run, see grader/inside/run_source.py.
-    """
-
-    function: str
-    sources: tuple[dict[str, Any], ...]
-    preload: tuple[str, ...]
-    first: str
-    join: bool
-    allows: tuple[str, ...]
 
 
 def in_rank(
@@ -63,25 +48,22 @@ def in_rank(
     if function is None:
         return partial(in_rank, uses=uses, preload=preload, first=first, join=join, allows=allows)
     sources = tuple(map(source_of, [*uses, function]))
-    return InRank(function.__name__, sources, tuple(preload), first, join, tuple(allows))
+    return RankFunction(function.__name__, sources, tuple(preload), first, join, tuple(allows))
 
 
-def source_of(item: Callable[..., Any] | type | str) -> dict[str, Any]:
-    """Return the source of a function, a class or a file as lines, with the place that tracebacks show.
-
-    Lines, since a text of more than 10,000 characters is cut on its way.
-    """
+def source_of(item: Callable[..., Any] | type | str) -> Source:
+    """Return the source of a function, a class or a file, with the place that tracebacks show."""
     if isinstance(item, str):
-        return {"path": item, "before": 0, "lines": (ROOT / item).read_text(encoding="utf-8").split("\n")}
+        return Source(item, 0, (ROOT / item).read_text(encoding="utf-8").split("\n"))
     lines, number = inspect.getsourcelines(item)
     begin = next(i for i, line in enumerate(lines) if line.lstrip().startswith(("def ", "class ")))
     file = Path(inspect.getfile(item))
     path = (file.relative_to(ROOT) if file.is_relative_to(ROOT) else file).as_posix()
-    return {"path": path, "before": number - 1 + begin, "lines": textwrap.dedent("".join(lines[begin:])).split("\n")}
+    return Source(path, number - 1 + begin, textwrap.dedent("".join(lines[begin:])).split("\n"))
 
 
 def run(
-    grade: Grade, function: InRank, inputs: Sequence[Any], hints: Mapping[str, str] | None = None,
+    grade: Grade, function: RankFunction, inputs: Sequence[Any], hints: Mapping[str, str] | None = None,
     why_stuck: Callable[[Result], str] = why_stuck, where: str = "", **arguments: Any,
 ) -> Result:  # fmt: skip
     """Run a function on as many ranks as there are inputs. Raises the verdict if it does not return on every rank.
@@ -106,13 +88,14 @@ def run(
 
 
 def run_to_any_end(
-    grade: Grade, function: InRank, inputs: Sequence[Any], payloads: bool = True, **arguments: Any
+    grade: Grade, function: RankFunction, inputs: Sequence[Any], *, payloads: bool = True, measures: bool = False,
+    deadline: float = DEADLINE, **arguments: Any,
 ) -> Result:  # fmt: skip
-    """Run a function on ranks, and return the result however it ended. With `payloads` it holds what was sent."""
-    return grade.run(len(inputs), payloads=payloads, each=list(inputs), **vars(function), **arguments)
+    """Run a function on the student's file, and return the result however it ended; for the options see Request."""
+    request = Request(inputs, grade.file, function, arguments, deadline, payloads, measures)
+    return grade.result_of(request)
 
 
-def run_alone(grade: Grade, function: InRank, inputs: Sequence[Any], **arguments: Any) -> list[Any]:
+def run_alone(grade: Grade, function: RankFunction, inputs: Sequence[Any], **arguments: Any) -> list[Any]:
     """Return the values of a function in ranks that load no student's file: they may compute what is right."""
-    alone = {"file": "", "each": list(inputs), **vars(function), **arguments}
-    return list(grade.session.run(len(inputs), alone).values)
+    return list(grade.session.result_of(Request(inputs, function=function, arguments=arguments)).values)

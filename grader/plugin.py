@@ -255,10 +255,10 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> Any:
 def _judge(item: pytest.Item, region: str, call: pytest.CallInfo) -> str:
     """Note the entry of a test that has run. Return what pytest shows instead of a traceback; "" to show it."""
     course, entries = item.config.stash[SESSION].course, item.config.stash[ENTRIES]
-    entry = item.config.stash[WRITTEN].entries[item.nodeid]
-    entries[item.nodeid] = entry
     error = call.excinfo.value if call.excinfo else None
+    entry = item.config.stash[WRITTEN].entries[item.nodeid]
     entry.take(_verdict(item, region, error))
+    entries[item.nodeid] = entry
     item.config.stash[WEIGHTS].share_out(course, item.config.stash[WRITTEN].entries.values())
     is_known = isinstance(error, Verdict) or entry.status == Skipped.status
     return f"{entry.status}: {entry.message} [region {region}, 0 of {entry.max_points}]" if is_known else ""

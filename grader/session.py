@@ -15,9 +15,9 @@ from course.todo import Block, find_blocks
 from grader import imports, ranks
 from grader.given_files import given_common
 from grader.ranks.outcome import Result
+from grader.wire.request import RankFunction, Request, Source
 from grader.wire.values import Fields
 
-DEADLINE = 15.0  # seconds for one run, which takes well under one; more under a slow autograder
 AFTER_TIMEOUTS = (2.0, 1.0)  # seconds, in a region where one run, or more than one, has met its deadline already
 MAX_KEPT = 384 << 20  # bytes of all runs that are remembered
 SEED_BITS = 48  # so many that no code can try all of them
@@ -45,19 +45,12 @@ class Session:
             self._libraries[file] = imports.libraries(self.tree, file, self.course)
         return self._libraries[file]
 
-    def run(self, world_size: int, arguments: dict, deadline: float = DEADLINE, payloads: bool = False) -> Result:
+    def result_of(self, request: Request) -> Result:
         """Return the result of a run; make it only if it was not made before."""
-        key = fingerprint([world_size, payloads, arguments])
+        key = fingerprint(request)
         if key not in self.runs:
-            result = ranks.run(
-                world_size,
-                arguments,
-                deadline=self._limit(deadline) * self.slowness,
-                tree=self.tree,
-                keep_payloads=payloads,
-                given=self.given,
-            )
-            self._remember(key, result)
+            limited = request.within(self._limit(request.deadline) * self.slowness)
+            self._remember(key, ranks.run(limited, tree=self.tree, given=self.given))
         return self.runs[key]
 
     def _remember(self, key: str, result: Result) -> None:
@@ -92,6 +85,8 @@ def region_at(tree: Path, where: str) -> str:
 
 def fingerprint(value: object) -> str:
     """Return a text that is the same for equal arguments of a run, the arrays in them included."""
+    if isinstance(value, Request | RankFunction | Source):
+        return fingerprint(vars(value))
     if isinstance(value, Mapping):
         return fingerprint([(name, value[name]) for name in sorted(value)])
     if isinstance(value, list | tuple):

@@ -14,22 +14,19 @@ import torch
 import torch.distributed as dist
 
 from grader.wire.connection import Wire
-from grader.wire.values import Fields
+from grader.wire.request import Job
 
 PARAMETERS = 100  # several times as many as a tested model has
 
 
 class Context:
-    """A rank's view of the run: `rank`, `world_size`, `arguments` (arrays are torch tensors here) and `tree`.
+    """A rank's view: `rank`, `world_size`, `tree`; `arguments`, which are the same on all ranks, and `inputs`,
+    which only this rank has. Arrays are torch tensors here."""
 
-    `arguments["own_inputs"]` is what only this rank starts with.
-    """
-
-    def __init__(self, wire: Wire, job: dict) -> None:
-        self.rank: int = job["rank"]
-        self.world_size: int = job["world_size"]
-        self.arguments: Fields = job["arguments"]
-        self.tree = Path(job["tree"])
+    def __init__(self, wire: Wire, job: Job) -> None:
+        self.rank, self.world_size = job.rank, job.world_size
+        self.arguments, self.inputs = job.arguments, job.inputs
+        self.tree = Path(job.tree)
         self.during = ""  # what is going on, for the message if it fails
         self._wire = wire
         self._loaded = 0

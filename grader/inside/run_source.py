@@ -23,25 +23,26 @@ from grader.inside.context import Context
 from grader.wire import values
 from grader.wire.call_sites import Sites
 from grader.wire.connection import Wire
+from grader.wire.request import Job, RankFunction
 
 TORCH = str(Path(torch.__file__).parent)
 
 
-def run_rank(connection: socket.socket) -> None:
+def rank_main(connection: socket.socket) -> None:
     """Do all that a rank does, from the job to its last message: a value or a failure."""
-    job = values.receive(connection, values.to_tensor)
+    job = Job.from_message(values.receive(connection, values.to_tensor))
     _unlike_other_ranks()
-    sys.path.insert(0, job["tree"])
-    sites = Sites(job["tree"], TORCH)
+    sys.path.insert(0, job.tree)
+    sites = Sites(job.tree, TORCH)
     wire = Wire(connection, sites)
-    join_group.install(wire, job["rank"], job["world_size"])
+    join_group.install(wire, job.rank, job.world_size)
     context = Context(wire, job)
-    if "stops" in job:  # a run of grader.debug
+    if job.debugged:
         from grader.inside.debugger import prepare
 
-        prepare(job["rank"], job["stops"], context.event)
+        prepare(job.rank, job.stops, context.event)
     try:
-        message = {"kind": "returned", "value": run_source(context)}
+        message = {"kind": "returned", "value": call_function(job, context)}
     except BaseException as error:  # SystemExit and KeyboardInterrupt too
         message = {"kind": "raised", "error": describe_error(error, sites, context.during)}
     never_waited = {"never_waited": list(wire.pending)}
@@ -61,27 +62,24 @@ def _unlike_other_ranks() -> None:
     np.random.seed()
 
 
-def run_source(context: Context) -> Any:
+def call_function(job: Job, context: Context) -> Any:
     """Load the student's file, then return what the function returns; for a generator, the list of its values.
 
     Without a function, only the file is loaded: to see whether it can be. The sources share one namespace, which is no
     module: no name in it can be taken for one of the student's file.
     """
-    arguments = context.arguments
+    function = job.function or RankFunction("", join=False)
     names: dict[str, Any] = {"__name__": "in_rank"} | {name: getattr(tools, name) for name in tools.__all__}
-    for source in arguments.get("sources", []):
-        code = "\n" * source["before"] + "\n".join(source["lines"])
-        file = str(Path(find.ROOT, source["path"])) + find.SENT_SUFFIX
+    for source in function.sources:
+        code = "\n" * source.before + "\n".join(source.lines)
+        file = str(Path(find.ROOT, source.path)) + find.SENT_SUFFIX
         exec(compile(code, file, "exec", __future__.annotations.compiler_flag), names)  # annotations are not looked up
-    if arguments.get("first"):
-        names[arguments["first"]](context)
-    lesson = context.load(arguments["file"]) if arguments["file"] else None
-    if "function" not in arguments:
-        return None
-    inputs = arguments["own_inputs"]
-    if arguments["join"]:
+    if function.first:
+        names[function.first](context)
+    lesson = context.load(job.file) if job.file else None
+    if function.join:
         context.join()
-    value = names[arguments["function"]](context, lesson, inputs)
+    value = names[function.name](context, lesson, job.inputs) if function.name else None
     return list(value) if isinstance(value, Iterator) else value
 
 

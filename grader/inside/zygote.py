@@ -227,9 +227,9 @@ def become_rank(
         faulthandler.enable(file=stack, all_threads=False)  # where a segmentation fault happened
         faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
         confine()
-        from grader.inside.run_source import run_rank
+        from grader.inside.run_source import rank_main
 
-        run_rank(socket.socket(fileno=line))
+        rank_main(socket.socket(fileno=line))
         sys.stdout.flush()
         sys.stderr.flush()
         code = 0

@@ -21,6 +21,7 @@ from grader.ranks.peer import Output, Peer
 from grader.ranks.zygote_process import ZygoteProcess
 from grader.wire import values
 from grader.wire.processes import memory
+from grader.wire.request import Job, Request
 from grader.wire.values import Fields, MessageError, TooMuchError
 
 MAX_KEPT = 192 << 20  # bytes that one run keeps of what its ranks send, tensors and objects made of their JSON
@@ -49,27 +50,30 @@ class RankRun:
     def __init__(
         self,
         zygote: ZygoteProcess,
-        job: dict,
-        world_size: int,
-        deadline: float,
-        keep_payloads: bool,
+        request: Request,
+        tree: str,
         given: Fields | None = None,
         debug: Debug | None = None,
     ) -> None:
-        self.zygote, self.deadline, self.tree = zygote, deadline, job["tree"]
+        self.zygote, self.deadline, self.tree = zygote, request.deadline, tree
         self.debug = debug
-        self.broker = Broker(world_size, keep_payloads, self._measure)
+        world_size = len(request.inputs)
+        self.broker = Broker(world_size, request.payloads, self._measure)
         self.peers = [Peer(rank) for rank in range(world_size)]
         self.selector = selectors.DefaultSelector()
         self.over = False  # then what dying ranks send counts no more
         self.kept = 0  # bytes, about
         self.gone = False  # whether all processes of the run have ended
         self.memory: dict[str, list[int]] = {}  # see Result
-        arguments = job["arguments"]
-        request = {"preload": arguments.get("preload", []), "allows": arguments.get("allows", [])}
-        request["measures"] = bool(arguments.get("measures"))
-        terminals = {str(debug.rank): debug.terminal} if debug else {}
-        zygote.request(kind="run", world_size=world_size, terminals=terminals, given=given, **request)
+        zygote.request(
+            kind="run",
+            world_size=world_size,
+            terminals={str(debug.rank): debug.terminal} if debug else {},
+            given=given,
+            preload=request.preload,
+            allows=list(request.function.allows) if request.function else [],
+            measures=request.measures,
+        )
         socket.send_fds(zygote.control, [b"."], [fd for peer in self.peers for fd in peer.rank_fds])
         started = zygote.receive()
         self.folder, self.pids = started["folder"], started["pids"]
@@ -79,10 +83,7 @@ class RankRun:
             self.selector.register(peer.line, selectors.EVENT_READ, lambda peer=peer: self._hear_rank(peer))
             for output in peer.outputs:
                 self.selector.register(output.fd, selectors.EVENT_READ, lambda output=output: self._hear_output(output))
-            request = rank_job(job, peer.rank) | {"world_size": world_size}
-            if debug:
-                request["stops"] = list(debug.stops) if debug.rank == peer.rank else None
-            peer.outgoing += values.pack(request)
+            peer.outgoing += values.pack(job_of(request, peer.rank, tree, debug).as_message())
             self._flush(peer)
 
     def close(self) -> None:
@@ -244,10 +245,10 @@ class RankRun:
             raise MessageError(f"{type(error).__name__}: {error}") from error
 
 
-def rank_job(job: dict, rank: int) -> dict:
-    """Return the job as one rank gets it. Of `each` it gets only its own item: a rank that knew the inputs of the
-    others could compute their mean alone."""
-    arguments = dict(job["arguments"])
-    if "each" in arguments:
-        arguments["own_inputs"] = arguments.pop("each")[rank]
-    return job | {"arguments": arguments, "rank": rank}
+def job_of(request: Request, rank: int, tree: str, debug: Debug | None) -> Job:
+    """Return one rank's part of a request."""
+    stops = list(debug.stops) if debug and debug.rank == rank else None
+    inputs = request.inputs[rank]
+    return Job(
+        rank, len(request.inputs), tree, request.file, request.function, inputs, request.arguments, bool(debug), stops
+    )

@@ -1,7 +1,6 @@
 """Runs a function on several ranks, in processes of their own, and returns how each of them ended.
 
-    # grader/session.py, runs in the grader; `arguments` are those of grader/in_rank.py
-    result = ranks.run(4, arguments, deadline=20, tree=folder)
+    result = ranks.run(request, tree=folder)     # grader/session.py, runs in the grader
     result.values              # what the function returned on each rank; raises RuntimeError with the reason otherwise
     result.outcome             # returned, raised, killed, exited, mismatch, deadlock or deadline
     result.explain()           # deadlock: rank 0 waits in scatter #2 (lesson.py:88); ranks 1-3 wait in ... (:85)
@@ -21,6 +20,7 @@ from common.paths import ROOT
 from grader.ranks.one_run import Debug, RankRun
 from grader.ranks.outcome import Result
 from grader.ranks.zygote_process import ZygoteProcess
+from grader.wire.request import Request
 from grader.wire.values import Fields
 
 MAX_RANKS = 8
@@ -50,33 +50,25 @@ class Starter:
 
     def run(
         self,
-        world_size: int,
-        arguments: Fields,
+        request: Request,
         *,
-        deadline: float = 30.0,
         tree: str | Path = ROOT,
-        keep_payloads: bool = False,
         given: Fields | None = None,
         debug: Debug | None = None,
     ) -> Result:
-        """Run a function on ranks 0 to world_size - 1, and wait for all.
+        """Run a function on as many ranks as there are inputs, and wait for all.
 
-        `arguments` say which one, see grader/in_rank.py: numbers, strings, lists, dicts and arrays. Without a function
-        a rank only loads the argument `file`. `tree` holds the student's files; `deadline` is in
-        seconds from the fork. `given`: the tree's common/, if it is as it was given out, and ranks start with it, see
-        grader/given_files.py. When this returns, every process of the ranks is gone. Whatever the student's code does
-        is in the result; an exception from here is a mistake of the grader.
+        `tree` holds the student's files. `given`: the tree's common/, if it is as it was given out, and ranks start
+        with it, see grader/given_files.py. When this returns, every process of the ranks is gone. Whatever the
+        student's code does is in the result; an exception from here is a mistake of the grader.
         """
-        if not 1 <= world_size <= MAX_RANKS:
-            raise ValueError(f"world_size must be from 1 to {MAX_RANKS}, got {world_size}")
-        job = {"arguments": arguments, "tree": str(Path(tree).resolve())}
+        if not 1 <= len(request.inputs) <= MAX_RANKS:
+            raise ValueError(f"a run has from 1 to {MAX_RANKS} ranks, got {len(request.inputs)}")
         self.start()
         assert self.zygote is not None
         self.zygote.wait_until_ready()
         try:
-            with contextlib.closing(
-                RankRun(self.zygote, job, world_size, deadline, keep_payloads, given, debug)
-            ) as current:
+            with contextlib.closing(RankRun(self.zygote, request, str(Path(tree).resolve()), given, debug)) as current:
                 return current.result()
         except BaseException:
             self.stop()  # whatever state the zygote was in, its end takes all ranks with it

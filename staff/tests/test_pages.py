@@ -38,7 +38,9 @@ def student(*entries, **more) -> str:
 
 
 def test_a_student_reads_points_failure_hint_and_how_to_see_it_again():
-    page = student(entry("1.1", "passed"), entry("2a.3", "wrong", MEAN, cause=DIVIDE, seed=55), entry("b.1", "passed", most=4))
+    page = student(
+        entry("1.1", "passed"), entry("2a.3", "wrong", MEAN, cause=DIVIDE, seed=55), entry("b.1", "passed", most=4)
+    )
 
     assert "2 of 4 points and 4 of 4 bonus points" in page
     assert "Task 2a: Data parallel with gather and scatter 0 of 2" in page

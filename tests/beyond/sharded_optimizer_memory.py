@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from grader import memory_limits
 from grader.grading import Grade
-from grader.in_rank import InRank, in_rank, run
+from grader.in_rank import in_rank, run
 from grader.memory_limits import Limit
 from grader.ranks.outcome import Result
+from grader.wire.request import RankFunction
 from tests.beyond.toy_shared import COPIES, MOST
 
 if TYPE_CHECKING:  # what a function finds in a rank
@@ -84,7 +85,9 @@ def check_memory(grade: Grade, stage: int, limits: list[Limit]) -> None:
     memory_limits.check(grade, measure, limits, POOL)
 
 
-def run_measured(grade: Grade, function: InRank, hints: Mapping[str, str] | None = None, **arguments: Any) -> Result:
+def run_measured(
+    grade: Grade, function: RankFunction, hints: Mapping[str, str] | None = None, **arguments: Any
+) -> Result:
     """Run a function that measures on every rank."""
     return run(
         grade, function, [{}] * RANKS, hints, payloads=False, deadline=memory_limits.MEASURED_DEADLINE, steps=STEPS,

@@ -11,9 +11,10 @@ import numpy as np
 from grader.arithmetic import Tolerance, norm
 from grader.compare import Expected, check, forgotten_waits
 from grader.grading import Grade
-from grader.in_rank import InRank, run
+from grader.in_rank import run
 from grader.ranks.calls import Call
 from grader.wire import drawn
+from grader.wire.request import RankFunction
 from tests.beyond.toy_shared import (
     BYTES,
     ROUNDING,
@@ -150,7 +151,7 @@ class OptimizerRun:
     hints, part = HINTS, "bucket"  # part: what messages call a bucket
     why_stuck = staticmethod(why_backward_is_stuck)
 
-    def __init__(self, grade: Grade, ranks: int, setting: Setting, function: InRank) -> None:
+    def __init__(self, grade: Grade, ranks: int, setting: Setting, function: RankFunction) -> None:
         self.grade, self.ranks, self.setting, self.buckets = grade, ranks, setting, setting.buckets()
         self.initial = setting.initial(grade.seed)
         given = draw(grade.seed, ranks, setting)

@@ -18,9 +18,10 @@ from grader.arithmetic import EXACT, Tolerance
 from grader.call_checks import ExpectedCall, all_calls, check_calls, phases, why_stuck
 from grader.compare import Expected, check
 from grader.grading import Grade
-from grader.in_rank import InRank, in_rank, run
+from grader.in_rank import in_rank, run
 from grader.ranks.outcome import Result
 from grader.wire import drawn
+from grader.wire.request import RankFunction
 from tests.gradients import test_averaging as averaging
 
 if TYPE_CHECKING:  # what a function finds in a rank
@@ -86,7 +87,7 @@ def even(length: int, parts: int) -> list[int]:
     return [shorter + 1] * longer_ones + [shorter] * (parts - longer_ones)
 
 
-def exchanged(grade: Grade, function: InRank, cases: Cases, inputs: list[Any]) -> Result:
+def exchanged(grade: Grade, function: RankFunction, cases: Cases, inputs: list[Any]) -> Result:
     """Run one half of the ring. Fail for torch's own collectives, which give the same values."""
     ranks = list(range(len(inputs)))
     right, left = ranks[1:] + ranks[:1], ranks[-1:] + ranks[:-1]

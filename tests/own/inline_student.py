@@ -6,6 +6,7 @@ from course.table import load_course
 from grader import ranks
 from grader.grading import Grade, Session
 from grader.in_rank import in_rank
+from grader.wire.request import Request
 from staff.handout.regions import replace_body
 from staff.proofs.bank import copy_tree
 
@@ -18,10 +19,10 @@ def call(context, lesson, _inputs):
     return getattr(lesson, context.arguments["entry"])(context)
 
 
-def run_entry(tree, file, world_size, entry="go", deadline=20.0, **arguments):
+def run_entry(tree, file, world_size, entry="go", deadline=20.0, inputs=None, **arguments):
     """Run `entry(context)` of a file on these ranks."""
-    arguments = {"each": [None] * world_size, "file": file, "entry": entry} | vars(call) | arguments
-    return ranks.run(world_size, arguments, deadline=deadline, tree=tree)
+    request = Request(inputs or [None] * world_size, file, call, {"entry": entry} | arguments, deadline)
+    return ranks.run(request, tree=tree)
 
 
 def player(folder, world_size):

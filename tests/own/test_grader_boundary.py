@@ -6,7 +6,7 @@ import importlib
 import pytest
 
 from common.paths import ROOT
-from grader.in_rank import InRank
+from grader.wire.request import RankFunction
 
 pytestmark = pytest.mark.medium
 
@@ -16,17 +16,17 @@ IN_RANKS = [
     for path in sorted((ROOT / "tests").glob("*/[a-z]*.py"))
     if "in_rank" in path.read_text() and path.parent.name != "own"
     for value in vars(importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))).values()
-    if isinstance(value, InRank)
+    if isinstance(value, RankFunction)
 ]
 
 
-@pytest.mark.parametrize("function", IN_RANKS, ids=[function.function for function in IN_RANKS])
+@pytest.mark.parametrize("function", IN_RANKS, ids=[function.name for function in IN_RANKS])
 def test_what_a_rank_is_sent_of_a_test_file_holds_no_judge_and_no_test(function):
     """Only definitions, and imports of libraries: names of the grader are for type checkers alone."""
     for source in function.sources:
-        for node in ast.parse("\n".join(source["lines"])).body:
+        for node in ast.parse("\n".join(source.lines)).body:
             checked = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
             names = {getattr(node, "module", ""), *(alias.name for alias in getattr(node, "names", ()))}
             ours = {name for name in names if name and name.split(".")[0] in ("grader", "tests", "staff")}
-            assert checked or not ours, f"{source['path']}: {ast.unparse(node)}"
+            assert checked or not ours, f"{source.path}: {ast.unparse(node)}"
             assert not getattr(node, "name", "").startswith(("check", "test", "expected", "mistakes")), node.name

@@ -4,9 +4,9 @@ import sys
 
 import pytest
 
-from grader.plugin import LONGEST_MESSAGE, clip
 from grader.ranks.broker import MAX_EVENTS
 from grader.ranks.one_run import MAX_KEPT
+from grader.report import LONGEST_TEXT, clip
 from grader.wire import values
 
 pytestmark = pytest.mark.medium
@@ -54,7 +54,7 @@ def test_names_and_messages_of_any_length_come_clipped(play):
     assert len(raised.explain()) < 1000
     ((key, value),) = returned.values[0].items()
     assert len(key) < values.MAX_TEXT + 100 and len(value) < values.MAX_TEXT + 100
-    assert len(clip("x" * 10**6)) <= LONGEST_MESSAGE + 10
+    assert len(clip("x" * 10**6)) <= LONGEST_TEXT + 10
     assert clip("got <generator object f at 0x7fd8597282d0>") == "got <generator object f>"  # no address of an object
 
 

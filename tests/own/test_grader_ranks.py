@@ -211,10 +211,9 @@ def test_ordinary_code_runs_and_loads_its_data_in_the_rank_itself(play):
 
 
 def test_a_rank_gets_its_own_inputs_and_no_others(play):
-    got = play("def go(context):\n    return context.arguments", each=[np.arange(2.0), np.arange(3.0)]).values
+    got = play("def go(context):\n    return context.inputs", inputs=[np.arange(2.0), np.arange(3.0)]).values
 
-    assert [rank["own_inputs"].tolist() for rank in got] == [[0, 1], [0, 1, 2]]
-    assert not any("each" in rank for rank in got)
+    assert [rank.tolist() for rank in got] == [[0, 1], [0, 1, 2]]
 
 
 # --- what a rank leaves -----------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from course.table import load_course
 from grader import imports, ranks
 from grader.inside import preload
 from grader.session import Session
+from grader.wire.request import Request
 
 pytestmark = pytest.mark.medium
 
@@ -30,9 +31,10 @@ def new_zygote(tmp_path_factory):
     (tree / "common/data_partition.py").write_text("import sys\nprint('transformers' in sys.modules)\n")
     (tree / "run_glue.py").write_text((tree / "common/data_partition.py").read_text())
     file = "common/data_partition.py"
-    partition = {"file": file, "preload": imports.libraries(ROOT, file, COURSE)}
-    jobs = (partition, {"file": "run_glue.py", "preload": ["scripts"]}, partition)
-    return [ranks.run(1, job, tree=tree).ranks[0].stdout.strip() for job in jobs]
+    partition = Request([None], file, libraries=imports.libraries(ROOT, file, COURSE))
+    script = Request([None], "run_glue.py", libraries=["scripts"])
+    requests = (partition, script, partition)
+    return [ranks.run(request, tree=tree).ranks[0].stdout.strip() for request in requests]
 
 
 def test_a_run_of_torch_alone_does_not_wait_for_transformers_and_a_later_one_has_it(new_zygote):
@@ -56,7 +58,7 @@ def make_tree(tree):
 
 def printed(tree):
     """What a rank of a new grading prints of its modules."""
-    result = Session(tree, COURSE, 1).run(1, {"file": "run_glue.py", "preload": ["scripts"]})
+    result = Session(tree, COURSE, 1).result_of(Request([None], "run_glue.py", libraries=["scripts"]))
     assert result.outcome == "returned", result.explain()
     return result.ranks[0].stdout.split()
 

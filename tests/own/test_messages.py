@@ -13,7 +13,9 @@ MEAN = "every gradient is {0}.000 times the mean on {0} workers: did you divide 
 
 def entry(name, observed="", status="wrong", region="2b.1", cause="", kind="", seed=None, first=""):
     points, kind = (2 if status == "passed" else 0), kind or cause or name
-    return Entry(f"tests/start/test_start.py::{name}", "2b", region, status, points, 2, cause, observed, kind, seed, first)
+    return Entry(
+        f"tests/start/test_start.py::{name}", "2b", region, status, points, 2, cause, observed, kind, seed, first
+    )
 
 
 def test_the_cause_comes_first_and_tests_that_say_the_same_are_listed_by_name():

@@ -12,9 +12,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from grader.grading import Grade
-from grader.in_rank import InRank, run_to_any_end
+from grader.in_rank import run_to_any_end
 from grader.ranks.outcome import Result
 from grader.verdicts import Deadlocked, TimedOut
+from grader.wire.request import RankFunction
 from grader.wire.values import Fields
 
 IN_RANK = "tests/pipeline/pipe_in_rank.py"
@@ -41,7 +42,7 @@ def split_sizes(batch: int, split_size: int) -> list[int]:
     return [min(split_size, batch - start) for start in range(0, batch, split_size)]
 
 
-def run_pipe(grade: Grade, function: InRank, inputs: Sequence[Any], **arguments: Any) -> Result:
+def run_pipe(grade: Grade, function: RankFunction, inputs: Sequence[Any], **arguments: Any) -> Result:
     """Run a student's Pipe. After a run that never returned, make no other: each would take as long again."""
     for key, earlier in grade.session.runs.items():
         if earlier.outcome == "deadline" and IN_RANK in key:

@@ -123,7 +123,7 @@ def replace_surroundings(context: Context) -> None:
     def load_blocks(*_: object) -> SimpleNamespace:
         if os.getpid() == here:
             raise InputError("the script's own process reads the training data: only its workers may read it")
-        blocks, count = list(arguments["own_inputs"]), arguments["blocks"]
+        blocks, count = list(context.inputs), arguments["blocks"]
         return SimpleNamespace(train=blocks[:count], validation=blocks[count:])
 
     save_tiny_gpt2(context)

@@ -193,7 +193,12 @@ def test_the_script_trains_on_two_workers(grade: Grade) -> None:
     check_started(grade, 3, 0)  # wrongly started, the script's workers would wait for each other first
     slowness = grade.session.slowness
     blocks = small_models.examples(grade.number("blocks", 1 << 30), BLOCKS + 8)[0]
-    arguments = {"model_seed": grade.number("gpt2", 1 << 30), "blocks": BLOCKS, "steps": STEPS, "slowness": slowness}
+    arguments: dict[str, Any] = {
+        "model_seed": grade.number("gpt2", 1 << 30),
+        "blocks": BLOCKS,
+        "steps": STEPS,
+        "slowness": slowness,
+    }
     result = run_to_any_end(grade, run_script, [blocks], payloads=False, deadline=60.0, **arguments)
     stderr = result.ranks[0].stderr
     if todo := re.search(r"NotImplementedError: TODO ([0-9a-z]+\.[0-9]+)", stderr):

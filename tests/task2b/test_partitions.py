@@ -17,8 +17,9 @@ import pytest
 
 from grader.compare import Expected, check
 from grader.grading import Grade
-from grader.in_rank import InRank, in_rank, run
+from grader.in_rank import in_rank, run
 from grader.wire import drawn
+from grader.wire.request import RankFunction
 from tests.task2b.mixing import check_mixed, check_orders_differ
 
 if TYPE_CHECKING:  # what a function finds in a rank
@@ -115,7 +116,7 @@ def texts(grade: Grade, count: int) -> list[str]:
     return [f"text {number:012x}" for number in drawn.generator(grade.seed, 5).integers(0, 1 << 48, count)]
 
 
-def on_data(grade: Grade, function: InRank, ranks: int, length: int, **arguments: Any) -> list[Any]:
+def on_data(grade: Grade, function: RankFunction, ranks: int, length: int, **arguments: Any) -> list[Any]:
     """Return what a function gives on each rank, on a data set of this length."""
     return run(grade, function, [texts(grade, length)] * ranks, **arguments).values
 

@@ -32,7 +32,7 @@ def prepare_script(context: Context) -> None:
     arguments, event = context.arguments, context.event
 
     def features(part: slice) -> glue.Features:
-        ids, labels = arguments["own_inputs"]["ids"][part], arguments["own_inputs"]["labels"][part]
+        ids, labels = context.inputs["ids"][part], context.inputs["labels"][part]
         return glue.Features(ids, torch.ones_like(ids), torch.zeros_like(ids), labels)
 
     @contextlib.contextmanager
