@@ -23,9 +23,10 @@ import numpy as np
 from common.errors import InputError, exit_on_input_error
 from common.figures import COLOURS, HATCHES, figure
 from common.flags import burst_bytes
-from task4_traffic.counters import Sample, rates, read_counters
+from task4_traffic.counters import rates, read_counters
 from task4_traffic.dstat import read_dstat
 from task4_traffic.expected import Traffic, all_reduce_traffic, seconds, traffic_per_epoch
+from task4_traffic.sample import Sample
 
 SHOWN_ITERATIONS = 5  # in the plot over time
 

@@ -14,27 +14,18 @@ import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # finds common/ from any folder
 
 from common.errors import InputError, exit_on_input_error
+from task4_traffic.dstat import read_dstat
+from task4_traffic.sample import Sample
 
 PER_SECOND = 10
 # This process's network namespace. /sys/class/net may show another one.
 KERNEL = Path("/proc/self/net/dev")
 HEAD = ("time", "received_bytes", "sent_bytes", "received_packets", "sent_packets", "event")
-
-
-class Sample(NamedTuple):
-    """One reading: seconds since 1970; bytes and packets so far; the event at that time, or ""."""
-
-    time: float
-    received: int
-    sent: int
-    received_packets: int = 0
-    sent_packets: int = 0
-    event: str = ""
 
 
 def read_kernel(text: str) -> dict[str, tuple[int, int, int, int]]:
@@ -137,8 +128,6 @@ def main() -> None:
     parser.add_argument("--unit", choices=("bytes", "bits"), help="of that file (default: what its header says)")
     arguments = parser.parse_args()
     if arguments.read:
-        from task4_traffic.dstat import read_dstat  # it imports this file
-
         for number, run in enumerate(read_dstat(arguments.read, arguments.interface, arguments.unit), 1):
             first, last = run[0], run[-1]
             print(

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from common.errors import InputError
-from task4_traffic.counters import Sample
+from task4_traffic.sample import Sample
 
 DATES = ("%d %b %Y %H:%M:%S", "%Y-%m-%d %H:%M:%S")
 TITLE = re.compile(r"(dstat|dool|pcp-dstat) (\S+) CSV output", re.IGNORECASE)

@@ -22,8 +22,9 @@ from common.config import TrafficConfig
 from common.paths import atomic_write
 from common.record import Record
 from common.workers.process_group import Worker, interface_towards
-from task4_traffic.counters import Counter, Sample
+from task4_traffic.counters import Counter
 from task4_traffic.expected import DTYPES
+from task4_traffic.sample import Sample
 
 # Bytes in front of every packet, as an interface counts them: Ethernet 14, IP 20, TCP 20 and its time stamps 12.
 PACKET_HEADER = 66

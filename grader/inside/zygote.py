@@ -26,10 +26,19 @@ from typing import NoReturn
 from grader.inside import preload
 from grader.inside.find import ROOT, find_function
 from grader.wire import values
-from grader.wire.processes import CONFINE, KILL_TIME, PER_RANK, descendants, kill_all
+from grader.wire.processes import (
+    CONFINE,
+    DUMPABLE,
+    KILL_TIME,
+    PDEATHSIG,
+    PER_RANK,
+    SUBREAPER,
+    descendants,
+    kill_all,
+    prctl,
+)  # fmt: skip
 from grader.wire.values import Fields
 
-PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 1, 4, 36
 M_MMAP_THRESHOLD = -3  # of mallopt
 OWN_PAGES = 128 << 10  # bytes; a tensor of this size has pages of its own where memory is measured
 MOST_MEMORY = 1 << 30  # bytes that a rank may take for itself; a right solution needs a tenth
@@ -60,16 +69,11 @@ def confine(rank: int, folder: str, allows: Sequence[str], build_walls: Walls) -
     `allows`: what this rank alone may do, see grader/in_rank.py.
     """
     os.setsid()
-    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    prctl(PDEATHSIG, signal.SIGKILL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.chdir(folder)
     os.environ["TMPDIR"] = tempfile.tempdir = folder
     build_walls(rank, folder, allows)
-
-
-def _prctl(option: int, value: int) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
 class Zygote:
@@ -246,9 +250,9 @@ def main(descriptor: int) -> None:
     sys.path.remove(ROOT)  # from here on a student's `common` must not be found beside the grader's
     preload.load(preload.FIRST)
     sys.dont_write_bytecode = True  # a student's tree stays as it is
-    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    prctl(SUBREAPER, 1)
     words = os.environ.pop(CONFINE, "")
     if words:
-        _prctl(PR_SET_DUMPABLE, 0)  # ranks must not read this memory, which may hold the graders' secrets
+        prctl(DUMPABLE, 0)  # ranks must not read this memory, which may hold the graders' secrets
     Zygote(socket.socket(fileno=descriptor), walls_named(words)).serve()
     os._exit(0)  # skips the cleanup of torch and transformers, which takes half a second

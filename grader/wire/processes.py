@@ -1,8 +1,10 @@
 """What both ends need for the ranks' processes: how many descriptors each gets, its memory, its end."""
 
 import contextlib
+import ctypes
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -10,6 +12,18 @@ from pathlib import Path
 CONFINE = "COS598D_CONFINE"  # "package.module:function policy": builds the walls of every rank, see inside/zygote.py
 KILL_TIME = 5  # seconds a killed process may take to be gone: one that the kernel holds must not hold the grader
 PER_RANK = 4  # descriptors: the connection to the grader, stdout, stderr, stack
+PDEATHSIG, DUMPABLE, SUBREAPER = 1, 4, 36  # of prctl(2)
+
+
+def prctl(option: int, *values: object) -> int:
+    """Set or ask for something of this process. Raises OSError if the kernel refuses; other systems have no prctl."""
+    if sys.platform != "linux":
+        return 0
+    words = [ctypes.c_ulong(value) if isinstance(value, int) else value for value in (*values, 0, 0, 0, 0)[:4]]
+    result = ctypes.CDLL(None, use_errno=True).prctl(option, *words)
+    if result < 0:
+        raise OSError(ctypes.get_errno(), f"prctl {option}: {os.strerror(ctypes.get_errno())}")
+    return int(result)
 
 
 def kill_all(find: Callable[[], Iterable[int]]) -> set[int]:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from staff.sandbox import kernel
+from grader.wire.processes import PDEATHSIG, prctl
 
 MEMORY = 1 << 30  # bytes of address space that a step may take beyond what its process starts with
 PRELOAD = ["staff.grade.own_texts"]
@@ -60,7 +60,7 @@ def _run(
 ) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; our parent decides
     os.sched_setaffinity(0, processors)
-    kernel.prctl(kernel.PDEATHSIG, signal.SIGKILL)
+    prctl(PDEATHSIG, signal.SIGKILL)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, hard))  # beyond that: MemoryError

@@ -11,7 +11,6 @@ import json
 import multiprocessing
 import os
 import signal
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -26,8 +25,8 @@ from course.graded_tests import graded_tests, marked
 from course.table import NOT_GRADED_HERE, load_course
 from grader.ranks.running import STARTER
 from grader.report import function_of
+from grader.wire.processes import PDEATHSIG, prctl
 from staff.grade.hand_ins import grader_files
-from staff.sandbox import kernel
 
 LONGEST_OUTPUT = 400  # characters
 TOO_LONG = 124  # exit code
@@ -114,8 +113,7 @@ def begin_work(folder: str, cache: str) -> None:
     zygote: it would wait for work for ever."""
     os.environ |= {"TMPDIR": folder, "COS598D_CACHE": cache}
     tempfile.tempdir = folder
-    if sys.platform == "linux":
-        kernel.prctl(kernel.PDEATHSIG, signal.SIGKILL)
+    prctl(PDEATHSIG, signal.SIGKILL)
 
 
 def grade(tree: Path, tests: Sequence[str], seed: int) -> Graded:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from grader.wire.processes import DUMPABLE, PDEATHSIG, prctl
 from staff.sandbox import kernel, landlock, seccomp
 from staff.sandbox.readable import readable
 
@@ -66,10 +67,10 @@ def build(policy: Policy, folder: str) -> None:
         _own_scratch(policy, folder)
     _drop_rights(policy)
     os.environ["HOME"] = folder
-    kernel.prctl(kernel.PDEATHSIG, signal.SIGKILL)  # a change of the user has cleared it
-    kernel.prctl(kernel.NO_NEW_PRIVS, 1)
+    prctl(PDEATHSIG, signal.SIGKILL)  # a change of the user has cleared it
+    prctl(kernel.NO_NEW_PRIVS, 1)
     if "user" not in walls:  # where two layers keep others out, the supervisor may read how much memory this takes
-        kernel.prctl(kernel.DUMPABLE, int("landlock" in walls and "seccomp" in walls))
+        prctl(DUMPABLE, int("landlock" in walls and "seccomp" in walls))
     if "landlock" in walls:
         shared = [SHARED_MEMORY] if "scratch" in walls else []
         landlock.restrict([*readable(), policy.tree], [folder, "/dev/null", *shared], tcp=sockets)

@@ -41,6 +41,7 @@ from typing import Any
 from common.errors import InputError
 from common.paths import ROOT, cache_dir
 from course.table import load_course
+from grader.wire.processes import prctl
 from staff.sandbox import kernel, landlock, seccomp
 from staff.sandbox.readable import readable
 
@@ -205,7 +206,7 @@ def _try_other() -> None:
 def _try_to_read_secrets() -> None:
     """Give up all files as a rank does, then open what nobody may read. Raises RuntimeError if one can be opened."""
     files = [path for name in secrets() if (path := ROOT / name).is_file()] + [ROOT / "course.toml"]
-    kernel.prctl(kernel.NO_NEW_PRIVS, 1)
+    prctl(kernel.NO_NEW_PRIVS, 1)
     landlock.restrict(readable(), [], tcp=False)
     for path in files:
         with contextlib.suppress(PermissionError), open(path, "rb"):

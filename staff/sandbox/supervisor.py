@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from common.paths import ROOT
-from grader.wire.processes import CONFINE, descendants, kill_all, memory
+from grader.wire.processes import CONFINE, DUMPABLE, PDEATHSIG, SUBREAPER, descendants, kill_all, memory, prctl
 from staff.sandbox import kernel
 from staff.sandbox.confine import MIB, Policy
 from staff.sandbox.graded_run import CONFINING, Job, free_uid, make_interpreter_reachable, probe
@@ -52,7 +52,7 @@ class Supervisor:
     def run(self) -> dict[str, Any]:
         """Everything from the preparation to the sweep; what came of it."""
         start = time.monotonic()
-        kernel.prctl(kernel.SUBREAPER, 1)
+        prctl(SUBREAPER, 1)
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})  # it is waited for, see _watch
         if self.record["user"]:
             make_interpreter_reachable()
@@ -146,8 +146,8 @@ def graders(job: Job, policy: Policy, stage: Path, output: int) -> NoReturn:
     code = 70
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
-        kernel.prctl(kernel.PDEATHSIG, signal.SIGKILL)
-        kernel.prctl(kernel.DUMPABLE, 0)  # nobody but root can trace this process or read its memory
+        prctl(PDEATHSIG, signal.SIGKILL)
+        prctl(DUMPABLE, 0)  # nobody but root can trace this process or read its memory
         _, hard = resource.getrlimit(resource.RLIMIT_AS)  # the zygote, which needs more, lifts the soft one for itself
         resource.setrlimit(resource.RLIMIT_AS, (GRADERS_MEMORY * MIB, hard))
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -191,7 +191,7 @@ def _sizes(folder: Path) -> Iterator[int]:
 
 def main() -> None:
     """Job as JSON on stdin, outcome as JSON on the last line of stdout."""
-    kernel.prctl(kernel.PDEATHSIG, signal.SIGKILL)
+    prctl(PDEATHSIG, signal.SIGKILL)
     job = Job(**json.load(sys.stdin))
     word = os.dup(1)
     os.dup2(2, 1)
