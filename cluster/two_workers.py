@@ -12,7 +12,6 @@ import common.workers.environment  # isort: skip  # noqa: F401 (stops with a mes
 
 import argparse
 import json
-import os
 import statistics
 import sys
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from dataclasses import dataclass
 from cluster.launch import run_silently
 from common.errors import InputError, exit_on_input_error
 from common.paths import ROOT
-from common.workers.machine import no_cuda_for
+from common.workers.machine import no_cuda_for, own_cores
 from common.workers.processor import disturbance, other_programs
 from course.next_step import open_in_script
 
@@ -45,7 +44,7 @@ def show_two_workers(steps: int = STEPS) -> None:
     if missing:
         print(f"--- GPT-2 on two workers: not written yet: {', '.join(missing)}")
         return
-    cores = len(os.sched_getaffinity(0))
+    cores = len(own_cores())
     if cores < 2:
         print("--- GPT-2 on two workers: this machine has one core, so two workers cannot be faster than one")
         return

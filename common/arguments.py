@@ -13,7 +13,16 @@ from typing import TypeVar
 
 from common.config import BeyondConfig, GlueConfig, Gpt2Config, Grid, Place, RunConfig, TrafficConfig
 from common.errors import InputError
-from common.flags import Parser, add_memory_limit, check_at_least, link_rate, or_default, true_or_false, whole_number
+from common.flags import (
+    Parser,
+    add_memory_limit,
+    check_at_least,
+    integer_of,
+    link_rate,
+    or_default,
+    true_or_false,
+    whole_number,
+)  # fmt: skip
 from common.paths import ROOT
 from common.workers.place import COURSE_PORT, PORT, place_starter, place_worker
 from common.workers.rows import STOPPED_FILE
@@ -98,7 +107,9 @@ def parse_gpt2_arguments(task: str, argv: list[str] | None = None, world_size: i
     if world_size == 1:
         place = place_worker(flags, os.environ)
     else:
-        port = int(os.environ.get("MASTER_PORT", COURSE_PORT))
+        port = COURSE_PORT
+        if flags.master_port is None:
+            port = integer_of(os.environ, "MASTER_PORT", "--master_port", COURSE_PORT)
         place = place_starter(flags, world_size, port, os.environ)
     config = _gpt2_config(Gpt2Config, task, run_name, flags, place)
     _check_batch(config.batch_size, config.world_size, "workers")
@@ -245,6 +256,8 @@ def add_common_flags(parser: argparse.ArgumentParser, world_size: int = 1, port:
     add("--master_port", type=int, help=f"a free port above 1023 on rank 0's machine (default: {port})")
     add("--world_size", type=int, help=f"number of workers (default: {world_size})")
     add("--local_rank", type=int, default=-1, help="rank of this worker among all workers: 0 to world_size-1")
+    # torch.distributed.launch passes --local-rank, the rank on the machine; then RANK in the environment counts.
+    add("--local-rank", type=int, default=-1, dest="dashed_local_rank", help=argparse.SUPPRESS)
     add("--backend", choices=("gloo", "nccl"), help="communication library (default: nccl on GPUs, gloo on CPUs)")
     add("--join_seconds", type=float, default=120.0, help="seconds to wait for the other workers to join")
     add("--hang_seconds", type=float, default=20.0, help="stop if no worker makes progress for this many seconds")

@@ -2,6 +2,7 @@
 
 import argparse
 import re
+from collections.abc import Mapping
 from typing import NoReturn, TypeVar
 
 from common.errors import InputError
@@ -75,6 +76,17 @@ def check_at_least(flags: object, least: int, *names: str) -> None:
     for name in names:
         if not getattr(flags, name) >= least:
             raise InputError(f"--{name}: expected {least} or more, got {getattr(flags, name)}")
+
+
+def integer_of(environment: Mapping[str, str], name: str, flag: str, default: int) -> int:
+    """Return the whole number in a variable of the environment, `default` if it is not set.
+
+    Raises InputError for any other text, such as the tcp://10.0.0.1:80 that Kubernetes puts into MASTER_PORT.
+    """
+    text = environment.get(name, str(default))
+    if not text.strip().isdecimal() and text != str(default):
+        raise InputError(f"{name} in the environment: expected a whole number, got {text!r}; unset it, or pass {flag}")
+    return int(text)
 
 
 def add_memory_limit(parser: argparse.ArgumentParser) -> None:

@@ -11,16 +11,23 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from common.workers.machine import own_cores
+
 SEND_SECONDS = 2  # a process that was stopped by Ctrl-Z takes nothing once its buffer is full
 
 
 @dataclass(frozen=True)
 class Process:
-    """The process of a rank, and its machine; by default this process. notes: its file, see rows.Notes."""
+    """The process of a rank, its machine and the cores that it may use; by default this process. notes: its file, see
+    rows.Notes."""
 
     host: str = field(default_factory=socket.gethostname)
     number: int = field(default_factory=os.getpid)
     notes: str = ""
+    cores: list[int] = field(default_factory=own_cores)
+
+    def shares_cores_with(self, other: "Process") -> bool:
+        return (self.host, self.cores) == (other.host, other.cores)
 
     def __str__(self) -> str:
         return f"process {self.number} on {self.host}"

@@ -1,5 +1,7 @@
 """What this machine has: GPUs, the NVIDIA driver, addresses. torch is imported only when a function needs it."""
 
+import contextlib
+import os
 import re
 import shutil
 import socket
@@ -7,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from common.errors import InputError
+from common.flags import integer_of
 
 DRIVER = Path("/proc/driver/nvidia/version")  # of Linux' NVIDIA driver
 WITHOUT_CUDA = (
@@ -21,6 +24,13 @@ def nvidia_driver() -> str:
         match = re.search(r"\d+\.\d+(\.\d+)?", DRIVER.read_text())
         return match[0] if match else "unknown version"
     return "unknown version" if shutil.which("nvidia-smi") else ""
+
+
+def own_cores() -> list[int]:
+    """Return the numbers of the cores that this process may use; where the system does not say, of all."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))
 
 
 def count_gpus() -> int:
@@ -58,8 +68,15 @@ def workers_on_machine(world_size: int, master_ip: str, environment: Mapping[str
     Workers that were started by hand, on several nodes, count as one for each node.
     """
     if "LOCAL_WORLD_SIZE" in environment:
-        return int(environment["LOCAL_WORLD_SIZE"])
-    return world_size if master_ip == "localhost" or master_ip.startswith("127.") else 1
+        return integer_of(environment, "LOCAL_WORLD_SIZE", "no LOCAL_WORLD_SIZE", 1)
+    return world_size if is_loopback(master_ip) else 1
+
+
+def is_loopback(address: str) -> bool:
+    """Return whether an address or a name means this machine alone: 127.0.0.1, localhost, often its own name."""
+    with contextlib.suppress(OSError):
+        return socket.gethostbyname(address).startswith("127.")
+    return False
 
 
 def device_and_backend(workers: int, no_cuda: bool, backend: str | None, speaks: bool) -> tuple[bool, str]:

@@ -78,10 +78,10 @@ def process_group(config: RunConfig, join: Callable[[RunConfig], None] | None = 
             watch.close()
         return
     turn_on_recorder()
-    share_cores(config)
     choose_interface(config.master_ip)
     with contextlib.ExitStack() as files:
         roll, notes = _meet(config, join, files)
+        share_cores(config.rank, roll)
         watch = Watch(config, worker.pulse, roll, notes)
         try:
             with noted_calls(worker.pulse, notes[config.rank]):
@@ -150,18 +150,27 @@ def choose_device(config: RunConfig) -> torch.device:
     return device
 
 
-def share_cores(config: RunConfig) -> None:
+def share_cores(rank: int, roll: Roll) -> None:
     """Divide the cores of this machine among its workers: if each used all, they would wait for each other."""
-    if config.master_ip.startswith("127.") and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // config.world_size))
+    if "OMP_NUM_THREADS" not in os.environ:
+        own = roll.processes[rank]
+        sharing = sum(process.shares_cores_with(own) for process in roll.processes.values())
+        torch.set_num_threads(max(1, len(own.cores) // sharing))
 
 
 def choose_interface(master_ip: str) -> None:
     """Tell gloo and NCCL to use the interface that leads to `master_ip`, unless the user named one.
 
     By itself gloo takes the interface of the host name. On a node with a control and an experiment network that can
-    be the wrong one: slow at best, and on CloudLab against the rules.
+    be the wrong one: slow at best, and on CloudLab against the rules. Raises InputError for an interface that this
+    machine does not have: gloo's own words would not say which it has.
     """
+    named, known = os.environ.get("GLOO_SOCKET_IFNAME", ""), sorted(set(interfaces().values()))
+    if unknown := [name for name in named.split(",") if known and name and name not in known]:
+        raise InputError(
+            f"GLOO_SOCKET_IFNAME: this machine has no interface {unknown[0]}; it has {', '.join(known)}; unset the "
+            "variable: the interface towards --master_ip is found without it"
+        )
     if name := interface_towards(master_ip):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
         os.environ.setdefault("NCCL_SOCKET_IFNAME", name)

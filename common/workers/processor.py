@@ -3,12 +3,13 @@
 A time that is measured while other programs are busy is too long: the run says so, and so does the report.
 """
 
-import os
 import time
 from collections.abc import Sequence
 from typing import TypedDict
 
 import psutil
+
+from common.workers.machine import own_cores
 
 BUSY = 0.2  # cores; what other programs use on a quiet machine is far below
 
@@ -47,7 +48,7 @@ def disturbance(cores: float | None) -> str:
     """Return what to say about a run during which other programs used this many cores; "" if it was quiet."""
     if cores is None or cores < BUSY:
         return ""
-    return f"disturbed: other programs used {cores:.1f} of {len(os.sched_getaffinity(0))} cores during this run"
+    return f"disturbed: other programs used {cores:.1f} of {len(own_cores())} cores during this run"
 
 
 def _now() -> ProcessorTime:
@@ -58,7 +59,7 @@ def _of_all_programs() -> float | None:
     """Return seconds; None where psutil cannot read them, such as in a container that hides some cores."""
     try:
         cores = psutil.cpu_times(percpu=True)
-        times = [cores[number] for number in os.sched_getaffinity(0)]
+        times = [cores[number] for number in own_cores()]
     except (OSError, IndexError, RuntimeError):
         return None
     return sum(core.user + core.nice + core.system + core.irq + core.softirq + core.steal for core in times)

@@ -45,12 +45,14 @@ def call_the_roll(config: RunConfig, notes: str = "") -> Roll:
     if config.world_size == 1:
         return Roll({0: own}, {})
     try:
-        socket.getaddrinfo(config.master_ip, None)
+        families = {family for family, *_ in socket.getaddrinfo(config.master_ip, None)}
     except socket.gaierror as error:
         raise InputError(
             f"--master_ip: {config.master_ip} does not resolve on this machine ({error.strerror}); give rank 0's IP "
             "address, or a name that every machine knows"
         ) from None
+    if socket.AF_INET not in families:
+        raise InputError(f"--master_ip: {config.master_ip} is an IPv6 address; give rank 0's IPv4 address")
     deadline = time.monotonic() + config.join_seconds
     store = _store_of_torchrun(config)
     if config.rank == 0:
