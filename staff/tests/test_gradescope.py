@@ -79,21 +79,19 @@ def test_results_follow_the_specification_and_bonus_points_are_added_to_the_scor
 
 
 def test_tests_that_fail_for_one_reason_are_told_once_with_the_hint_and_what_ranks_printed_and_the_cause_comes_first():
-    vague, cause = "expected 8 bytes, got 16", "every gradient is {0} times the mean on {0} workers: did you divide?"
-    seed = " (inputs drawn with seed 7; use --seed 7 to repeat them)"
-    tests = of(
-        "2b.1",
-        ("test_passes", "passed", ""),
-        ("test_bytes", "wrong", vague + seed),
-        ("test_mean", "wrong", cause.format(3) + seed),
-        ("test_sizes", "wrong", cause.format(2) + seed),
-        ("test_later", "skipped", f"depends on region 2a.1, which does not pass yet. Observed: {vague}"),
-    )
+    vague, cause = "expected 8 bytes, got 16", "did you divide?"
+    tests = [
+        entry("2b.1", "passed", "", "test_passes"),
+        entry("2b.1", "wrong", vague, "test_bytes", seed=7),
+        entry("2b.1", "wrong", "expected 3, got 1", "test_mean", cause=cause, seed=7),
+        entry("2b.1", "wrong", "expected 2, got 1", "test_sizes", cause=cause, seed=7),
+        entry("2b.1", "skipped", vague, "test_later", first="2a.1"),
+    ]
 
     content = results(row(*tests, output={test.id: printed(1) for test in tests[1:4:2]}), COURSE, None, 1)
 
     assert [(test["name"], test["output"]) for test in content["tests"]] == [
-        ("mean", f"wrong: {cause.format(3)}\n\nThe same: sizes\n\nHint: {COURSE.regions['2b.1'].hints[0]}"
+        ("mean", f"wrong: {cause}\nexpected 3, got 1\n\nThe same: sizes\n\nHint: {COURSE.regions['2b.1'].hints[0]}"
          "\n\nrank 1 raised at x.py:3\nhello"),
         ("sizes", 'wrong, for the same reason as "mean"'),
         ("bytes", f"wrong: {vague}"),
