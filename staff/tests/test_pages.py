@@ -9,10 +9,10 @@ import pytest
 
 from course.table import load_course
 from grader.report import Report
-from staff.grade import gradebook, own_texts, pages, texts
+from staff.grade import gradebook, pages, texts
 from staff.grade.measurements import measured
 from staff.grade.own_process import run_apart
-from staff.grade.own_texts import read_report, reason
+from staff.grade.own_texts import read_report
 from staff.tests.rows import entry, row
 
 COURSE = load_course()
@@ -41,22 +41,6 @@ def text_of(page: str) -> str:
 
 def student(*entries, **more) -> str:
     return text_of(pages.student_page(row(*entries, **more), COURSE))
-
-
-@pytest.mark.parametrize(
-    "message, cause, where, expected, got, rest",
-    [
-        (MEAN, "every gradient is 3.000 times the mean on 3 workers: did you divide by world_size?",
-         "expected the mean of 3 workers' gradients; on rank 0, parameter 2 (4,)", "[1 2]",
-         "[3 6] (off by 4 at most)", ""),
-        ("for MNLI expected a head with 3 outputs, got 2: was config given?", "was config given?", "for MNLI",
-         "a head with 3 outputs", "2", ""),
-        (GRID, GRID.split("\n")[0], "", "", "", "clock   0  1\npart 0  0  ."),
-        ("", "", "", "", "", ""),
-    ],
-)  # fmt: skip
-def test_a_message_is_taken_apart(message, cause, where, expected, got, rest):
-    assert pages.take_apart(message) == pages.MessageParts(cause, where, expected, got, rest)
 
 
 PIECES = ["expected ", ", got ", "expected a, got b: ", ": c?", " (inputs drawn with seed 1; ", "9", "\x1b[0;", "\n"]
@@ -101,13 +85,6 @@ def test_a_region_that_waits_says_for_which_and_what_was_seen_and_what_nobody_ha
     assert "waits for p.1" in page and observation in page
     assert "not attempted 9 tests" in page and "not written yet" not in page
     assert "Hint:" not in page and "Look here first" not in page
-
-
-def test_what_is_unreadable_is_said_once():
-    unreadable = row(entry("1.1", "crashed", "no zip"), notes=["cannot be read: no zip"], unreadable=True)
-
-    assert text_of(pages.student_page(unreadable, COURSE)).count("no zip") == 1
-    assert "1 could not be read" in text_of(pages.class_page([unreadable], COURSE, ""))
 
 
 def test_what_each_rank_printed_is_shown_once_for_ranks_that_are_alike():
@@ -226,17 +203,6 @@ def test_a_report_that_was_cut_off_counts_as_none_and_is_noted(tmp_path, content
     result = read_report(tmp_path / "report.json")
 
     assert (result["tests"], result["output"]) == ([], {}) and "cannot be read" in result["notes"][0]
-
-
-def test_a_report_that_is_too_large_is_not_read(tmp_path):
-    with open(tmp_path / "report.json", "wb") as file:
-        file.truncate(own_texts.LARGEST_REPORT + 1)
-
-    assert "was not read" in read_report(tmp_path / "report.json")["notes"][0]
-
-
-def test_the_reason_for_an_error_of_the_system_names_no_folder_of_ours():
-    assert reason(OSError(36, "File name too long", "/tmp/cos598d-grade-x/unpacked/y")) == "OSError: File name too long"
 
 
 @pytest.mark.parametrize("separator", [",", ";", "\t"])

@@ -8,7 +8,6 @@ import sys
 import pytest
 
 from common.paths import ROOT
-from grader import debug
 from tests.own.terminals import in_terminal
 
 pytestmark = pytest.mark.medium
@@ -80,13 +79,3 @@ def test_where_there_is_no_terminal_one_line_says_so(tree):
         done.stdout + done.stderr
         == "error: expected a terminal to debug in, got a file or a pipe as stdin; run this in a terminal\n"
     )
-
-
-def test_each_part_of_a_region_has_one_stop_at_its_first_statement(tmp_path):
-    part = "    # TODO(cos598d) 9.1: do it\n    # why\n    {0}\n    y = 2\n    # END TODO 9.1\n"
-    (tmp_path / "f.py").write_text("def f():\n" + part.format("x = 1") + "\ndef g():\n" + part.format("x = 3"))
-
-    assert debug.first_lines(tmp_path, "f.py", "9.1") == [(str(tmp_path / "f.py"), 4), (str(tmp_path / "f.py"), 11)]
-
-    (tmp_path / "f.py").write_text("def f():\n" + part.format("breakpoint()"))
-    assert debug.first_lines(tmp_path, "f.py", "9.1") == []

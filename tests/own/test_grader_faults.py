@@ -188,31 +188,6 @@ def test_a_released_rank_that_swallows_the_error_does_not_pass(play):
         _ = result.values
 
 
-def test_a_thread_that_still_works_keeps_a_rank_from_counting_as_stuck(play):
-    body = """
-        if rank == 2:
-            return
-        box = torch.zeros(1)
-        def answer():
-            dist.recv(box, 1)
-            pause.wait(0.2)  # the main threads of both ranks wait by now, and yet this thread goes on
-            dist.send(box + 1, 1, tag=5)
-        pause = threading.Event()
-        if rank == 0:
-            thread = threading.Thread(target=answer)
-            thread.start()
-            dist.recv(torch.zeros(1), 1, tag=9)
-            thread.join()
-        else:
-            dist.send(torch.ones(1), 0)
-            dist.recv(box, 0, tag=5)
-            dist.send(box, 0, tag=9)
-            return box
-    """
-
-    assert play(joined(body)).values[1].tolist() == [2]
-
-
 # --- the first sentence: what to change, where torch's words or the facts alone do not say it -------------------------
 
 
@@ -236,10 +211,3 @@ FIRST_SENTENCES = {
 @pytest.mark.parametrize("body", FIRST_SENTENCES)
 def test_a_crash_or_a_deadlock_says_first_what_to_change(play, body):
     assert FIRST_SENTENCES[body] in str(verdict_of(play(joined(body)), "2a.3")).partition("\n")[0]
-
-
-def test_a_line_of_a_probe_is_not_taken_for_one_of_the_student(play):
-    result = play("def go(context):\n    context.event = 1\n    return {1: object()}\n", 1)
-
-    assert "task/run.py" not in result.explain()
-    assert "(grader/wire/values.py:" in result.explain()
