@@ -13,7 +13,7 @@ from common.timeline.boxes import Box, Step, Timeline, Wait
 from common.timeline.parts import NAMES, parts
 from common.timeline.spans import duration, spans_of, within
 from common.timeline.trace import read_trace
-from tests.own import workers
+from tests.own import one_process, workers
 from tests.own.made_timelines import after_backward, during_backward
 from tests.own.timeline_ranks import LAYERS, SIZE, SLEEP, SLOW
 from tests.own.warm import Script
@@ -40,7 +40,7 @@ def test_the_parts_of_a_step_add_up_to_it():
 def scenes(tmp_path_factory):
     """The folder with the scenes of timeline_ranks.py, on 4 ranks."""
     folder = tmp_path_factory.mktemp("scenes")
-    names = ("slow", "own_code", "groups", "buckets", "one_bucket", "clocks")
+    names = ("slow", "groups", "buckets", "clocks")
     code = Script(ROOT / "tests/own/timeline_ranks.py", (folder, 4, *names), folder / "log").wait(timeout=240)
     assert code == 0, (folder / "log").read_text()
     return folder
@@ -86,7 +86,7 @@ def test_the_others_wait_for_a_slow_rank(scenes):
 
 
 @pytest.mark.medium
-@pytest.mark.parametrize("scene", ["slow", "groups", "buckets", "one_bucket"])
+@pytest.mark.parametrize("scene", ["slow", "groups", "buckets"])
 def test_the_parts_add_up_to_the_step_and_every_collective_is_there_with_its_bytes(scenes, scene):
     timeline = check_parts(scenes / scene, 4)
 
@@ -96,8 +96,8 @@ def test_the_parts_add_up_to_the_step_and_every_collective_is_there_with_its_byt
         check_bytes(record, timeline)
         boxes = network(timeline, rank, 3)
         assert sum(box.bytes for box in boxes) == 4 * LAYERS * (SIZE * SIZE + SIZE)
-        if "bucket" in scene:
-            assert len(boxes) == 1 if scene == "one_bucket" else len(boxes) > 3
+        if scene == "buckets":
+            assert len(boxes) > 3
         else:
             assert [box.name for box in boxes] == ["all_reduce"] * 2 * LAYERS
             assert all(a.end <= b.start for a, b in itertools.pairwise(boxes))
@@ -168,7 +168,10 @@ def ran(tmp_path_factory):
         script, count, flags = SCRIPTS[name]
         folder = tmp_path_factory.mktemp(name)
         words = ("--timeline", 2, "--max_steps", 6, "--dropout", 0, *flags)
-        records = workers.run(ROOT / script, count, folder, *words)
+        if count == 1:
+            records = [one_process.run(script, folder / "run", *words)]
+        else:
+            records = workers.run(ROOT / script, count, folder, *words)
         return records, check_parts(folder / "run", count), folder / "run"
 
     return run
