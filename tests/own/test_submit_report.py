@@ -10,11 +10,12 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 
 import pytest
 from PIL import Image
 
+from cluster import ladder, two_workers
 from cluster.launch import free_port
 from common.errors import InputError
 from common.paths import ROOT
@@ -31,7 +32,7 @@ BERT = "--dropout 0 --max_steps 6 --per_gpu_train_batch_size"
 GPT2 = "--dropout 0 --max_steps 4 --batch_size 8"
 RUNS = [  # script, workers, flags
     ("task1_single/run_glue.py", 1, f"{BERT} 8"),
-    ("task2a_gather_scatter/run_glue.py", 2, f"{BERT} 4"),
+    ("task2a_gather_scatter/run_glue.py", 2, f"{BERT} 4 --timeline 2"),
     ("task2b_allreduce/run_glue.py", 2, f"{BERT} 4 --timeline 2"),
     ("task3_ddp/run_glue.py", 2, f"{BERT} 4"),
     ("task4_traffic/run_glue.py", 2, f"{BERT} 4"),
@@ -120,11 +121,34 @@ def test_every_figure_is_that_of_the_records(tree):
         ("beyond_overlap", "messages"): f"{bonus['communication']['messages']:.4g}",
     }
     assert {key: cell(text, *key) for key in expected} == expected
+    in_an_iteration = bonus["communication"]["bytes"]
+    assert in_an_iteration == pytest.approx(4 * bonus["parameters"], rel=1e-3)  # each gradient once, and the order
+    compared = read(tree, "submit_figures/pipeline_metrics.json")["pipeline_parallel"]
+    assert compared["tokens_per_second"]["mean"] == pytest.approx(4 * 8 * 64 / whole[1])
     row = read(tree, "submit_figures/data_parallel_1.json")
     assert re.search(rf"rank 0 .* {waiting * 1e3:.2f} ", text)
     assert f"| 1 | 1 | 8 | {row['training_time']:.3f} | {row['tokens_per_second']:.0f} |" in text
     figures = re.findall(r"\]\((figures/\w+\.png)\)", text)
     assert len(figures) == 9 and all((tree / "report" / name).stat().st_size > 5000 for name in figures)
+
+
+def test_the_demo_shows_the_mean_of_all_workers_what_the_root_and_the_others_pass_and_the_speed_of_all(
+    tree, monkeypatch
+):
+    monkeypatch.setattr(ladder, "FOLDER", tree / "runs")
+    first, second = (read(tree, f"runs/task2a_gather_scatter/rank{rank}.json") for rank in range(2))
+    both = read(tree, "runs/beyond_overlap/rank0.json")
+
+    row = ladder.read_row("task2a_gather_scatter", "2a", 2)
+
+    mean = [
+        fmean((one["loss"], other["loss"]))
+        for one, other in zip(*(r["iterations"] for r in (first, second)), strict=True)
+    ]
+    assert row.losses == pytest.approx(mean)
+    assert (row.bytes_of_first, row.bytes_of_others) == (3 * 4 * first["parameters"], 2 * 4 * first["parameters"])
+    seconds = median(step["seconds"] for step in both["iterations"][1:])
+    assert two_workers.speed("GPT-2", [both]).tokens_per_second == pytest.approx(8 * 64 / seconds)
 
 
 def test_words_below_every_question_survive_and_measurements_come_before_code(student):
