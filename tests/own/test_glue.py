@@ -1,12 +1,18 @@
 """GLUE files as they really are, which of them a run reads, the cache of features, and the official metrics."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from common.arguments import GLUE_TASKS, parse_glue_arguments
 from common.data.glue import TASKS, glue_metrics, load_glue, read_examples
 from common.errors import InputError
+from common.evaluation import evaluate
 from common.models.load import load_tokenizer
+from common.workers.process_group import Worker
 
 RTE = "index|sentence1|sentence2|label"
 MNLI = "index|promptID|pairID|genre|sentence1_binary_parse|sentence2_binary_parse|sentence1_parse|sentence2_parse"
@@ -145,6 +151,29 @@ def test_features_come_from_the_cache_unless_length_content_tokenizer_or_a_flag_
     assert len(made) == 7  # train and dev with 16 tokens, with 12 and in lower case, and the other train
     load(data, tokenizer, "rte", "--overwrite_cache")
     assert sum(files()[path] != made[path] for path in made) == 2
+
+
+class Counting(nn.Module):
+    """A model that writes down how many examples it gets at once."""
+
+    def __init__(self):
+        super().__init__()
+        self.sizes = []
+
+    def forward(self, labels, **_):
+        self.sizes.append(len(labels))
+        return SimpleNamespace(logits=torch.tensor([[0.0, 1.0]]).repeat(len(labels), 1))
+
+
+def test_the_whole_dev_set_is_evaluated_in_batches_of_the_size_that_the_user_chose(data, tokenizer):
+    write(data / "train.tsv", "0\ta\tb\tentailment")
+    write(data / "dev.tsv", *[f"{i}\ta\tb\t{'not_' * (i > 1)}entailment" for i in range(5)])
+    flags = ["--data_dir", str(data), "--model_name_or_path", "tiny", "--per_gpu_eval_batch_size", "2"]
+    model = Counting()
+
+    metrics = evaluate(parse_glue_arguments("task1_single", flags), Worker(), model, load(data, tokenizer))
+
+    assert model.sizes == [2, 2, 1] and metrics == {"acc": 0.6}
 
 
 @pytest.mark.parametrize(("task", "metrics"), [

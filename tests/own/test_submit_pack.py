@@ -20,6 +20,7 @@ GRADERS = "import pytest\n" + "".join(
     f"\n@pytest.mark.task1\n@pytest.mark.graded('{region}')\ndef test_{name}(): assert {passes}\n"
     for region, name, passes in (("1.1", "a", True), ("1.2", "b", False))
 )
+OWN = {"task1_single/notes.md": b"mine", "task2b_allreduce/mine/deep/helper.py": b"x = 1"}
 LEFT_OUT = {
     "task1_single/weights.pth": b"x",
     "task1_single/link.py": b"",  # becomes a link
@@ -36,7 +37,7 @@ def tree(tmp_path_factory) -> Path:
     tree = tmp_path_factory.mktemp("student")
     digests = {name: sha256(text).hexdigest() for name, text in (solved_handout() | UNNAMED).items() if ".png" in name}
     manifest = {".handout.json": json.dumps({"format": 1, "files": digests, "code": {}}).encode()}
-    write_files(solved_handout() | LEFT_OUT | UNNAMED | manifest | {"task1_single/notes.md": b"mine"}, tree)
+    write_files(solved_handout() | LEFT_OUT | UNNAMED | manifest | OWN, tree)
     (tree / "task1_single/link.py").unlink()
     (tree / "task1_single/link.py").symlink_to(tree / "submit.py")
     (tree / "pipeline/pipe.py").unlink()
@@ -54,6 +55,7 @@ def test_an_archive_holds_code_report_and_figures_and_names_what_is_missing_or_l
         files = {info.filename: archive.read(info) for info in archive.infolist()}
         assert {info.external_attr >> 16 for info in archive.infolist()} == {stat.S_IFREG | 0o644}
     expected = {"report.md", "ab1234_Zoë_OLast.pdf", "common/schedule.py", "task1/notes.md", "task2b/run_gpt2.py"}
+    expected |= {"task2b/mine/deep/helper.py"}
     assert expected < files.keys() and files["task4/expected.py"] == (tree / "task4_traffic/expected.py").read_bytes()
     assert not [name for name in [*LEFT_OUT, *UNNAMED] if Path(name).name in {Path(file).name for file in files}]
     assert {line.split()[2] for line in lines if line.startswith("left out: ")} == LEFT_OUT.keys()
