@@ -1,7 +1,6 @@
 """Files of dstat, dool and pcp dstat, as these tools write them: read through task4_traffic's public functions."""
 
 import json
-from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -46,16 +45,6 @@ def test_every_run_in_a_file_is_read_in_its_own_unit(tmp_path, name):
     runs = read_dstat(tmp_path / "t.csv", "eth1")
 
     assert [(run[-1].received, run[-1].sent, run[-1].time - run[0].time) for run in runs] == expected
-
-
-def test_without_a_clock_the_date_in_the_header_is_the_first_row_s(tmp_path):
-    (tmp_path / "t.csv").write_text(head(DSTAT) + ROWS)
-
-    (run,) = read_dstat(tmp_path / "t.csv", "total")
-
-    first = datetime.fromtimestamp(run[0].time)
-    assert (first.year, first.month, first.second) == (2025, 12, 58)
-    assert run[-1].received == 1602
 
 
 REFUSED = {  # the text, and what the message says

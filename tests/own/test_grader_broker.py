@@ -151,23 +151,6 @@ def test_the_result_is_not_in_the_tensor_before_wait_or_a_barrier_as_with_gloo(p
     assert waited == [True, True, True, True, False]  # the barrier has waited for the second
 
 
-def test_a_call_is_in_transit_until_somebody_waits_for_it_also_if_its_answer_is_here(play):
-    source = joined("""
-        first, second = (dist.all_reduce(torch.ones(2), async_op=True) for _ in range(2))
-        dist.barrier()  # waits for both: the answers are here
-        third, fourth = (dist.all_reduce(torch.ones(2), async_op=True) for _ in range(2))
-        dist.all_gather([torch.ones(2) for _ in range(n)], torch.ones(2))
-        third.wait()
-        fifth = dist.all_reduce(torch.ones(2), async_op=True)
-        fifth.wait(), fourth.wait()
-    """)
-
-    for rank in play(source).ranks:
-        calls = [call for call in rank.calls if call.name == "all_reduce"]
-        alive = [[earlier.in_transit(call) for earlier in calls[: i + 1]] for i, call in enumerate(calls)]
-        assert [sum(each) for each in alive] == [1, 2, 1, 2, 2]
-
-
 def test_the_bytes_of_each_call_are_counted_and_the_fewest_that_it_needs(play):
     source = joined("""
         dist.all_reduce(torch.ones(6))

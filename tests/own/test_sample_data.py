@@ -1,11 +1,10 @@
 """The embedded data: right in shape, and not to be solved without reading both sentences."""
 
 import csv
-import json
 
 import pytest
 
-from common.data.sample_data import glue_sample_dir, oscar_sample_file
+from common.data.sample_data import glue_sample_dir
 
 
 @pytest.fixture(scope="module")
@@ -36,14 +35,3 @@ def test_the_label_says_whether_the_statement_is_what_the_text_is_sure_of(pairs)
         assert len(sure) == 1, text
         assert (claim == f"{sure[0]}.") == (label == "entailment"), (text, claim)
         assert set(claim.rstrip(".").split()) < set(text.rstrip(".").split())  # whichever the label
-
-
-def test_the_text_is_long_enough_and_has_the_oddities_of_real_pages():
-    lines = oscar_sample_file().read_bytes().decode().removesuffix("\n").split("\n")  # \n alone ends a line
-    contents = [json.loads(line)["content"] for line in lines]
-    everything = "".join(contents)
-
-    assert 200_000 < len(everything) < 1_000_000
-    assert {"\u2028", "\u0085", "é"} <= set(everything) and "" in contents
-    assert len(contents) > len(set(contents))
-    assert {len(content) < 12 for content in contents} == {True, False}

@@ -21,6 +21,7 @@ GRADERS = "import pytest\n" + "".join(
     for region, name, passes in (("1.1", "a", True), ("1.2", "b", False))
 )
 OWN = {"task1_single/notes.md": b"mine", "task2b_allreduce/mine/deep/helper.py": b"x = 1"}
+BONUS = "import pytest\n\n@pytest.mark.beyond\n@pytest.mark.graded('b.15')\ndef test_c(): pass\n"
 LEFT_OUT = {
     "task1_single/weights.pth": b"x",
     "task1_single/link.py": b"",  # becomes a link
@@ -80,7 +81,8 @@ def test_packed_again_the_archive_is_the_same_byte_for_byte_and_none_is_replaced
 def test_the_graders_points_are_shown_and_packed_without_messages_that_differ_from_run_to_run(tree):
     for path in (tree / "tests").rglob("test_*.py"):
         path.unlink()
-    write_files({load_course().tasks["1"].tests[0]: GRADERS.encode()}, tree)
+    graders = {load_course().tasks["1"].tests[0]: GRADERS, load_course().regions["b.15"].tests[0]: BONUS}
+    write_files({name: text.encode() for name, text in graders.items()}, tree)
 
     lines = submit(tree, *ADA, "--out", "graded.zip").stdout.splitlines()
     write_files({load_course().tasks["1"].tests[0]: b"import nowhere_to_be_found"}, tree)
@@ -89,7 +91,7 @@ def test_the_graders_points_are_shown_and_packed_without_messages_that_differ_fr
     assert any(line.split()[:4] == ["task1", "3", "of", "13"] and "1.3 has no grader here" in line for line in lines)
     assert [line.split() for line in lines if line.startswith("total")] == [["total", "3", "of", "100"]]
     points = json.loads(zipfile.ZipFile(tree / "graded.zip").read("points.json"))
-    assert (points["score"], [set(test) & {"message", "points"} for test in points["tests"]]) == (3, [{"points"}] * 2)
+    assert (points["score"], [set(test) & {"message", "points"} for test in points["tests"]]) == (3, [{"points"}] * 3)
     assert broken.returncode == 2 and "nowhere_to_be_found" in broken.stderr and "--no-grading" in broken.stderr
 
 
