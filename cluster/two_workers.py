@@ -67,10 +67,14 @@ def measure(name: str, workers: int, threads: int, steps: int) -> Speed:
     words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
     command = [sys.executable, SCRIPT, *words, "--overwrite_output_dir", *no_cuda_for(2)]
     run_silently(f"{SCRIPT} on {name}", command, threads)
-    records = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(workers)]
+    return speed(name, [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(workers)])
+
+
+def speed(name: str, records: list[dict]) -> Speed:
+    """Return the speed of a run from the records of all its workers."""
     seconds = statistics.median(step["seconds"] for step in records[0]["iterations"][1:])
-    warning = disturbance(other_programs([record["processor"] for record in records]))
-    return Speed(name, workers * EXAMPLES * TOKENS / seconds, warning)
+    tokens = records[0]["config"]["batch_size"] * records[0]["config"]["model_max_length"]  # of all workers
+    return Speed(name, tokens / seconds, disturbance(other_programs([record["processor"] for record in records])))
 
 
 def table(speeds: list[Speed]) -> str:

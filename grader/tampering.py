@@ -6,6 +6,7 @@ A flag takes no points and proves nothing: a word is easily hidden. It says whic
 """
 
 import ast
+import functools
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -65,14 +66,19 @@ def _look_at_file(tree: Path, file: str) -> list[Flag]:
     if not file.endswith(".py"):
         return []
     try:
-        module = ast.parse((tree / file).read_bytes(), file)
+        return list(_flags(file, (tree / file).read_bytes()))
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return []
+
+
+@functools.lru_cache(maxsize=256)  # whoever grades many trees in one process meets the same files again and again
+def _flags(file: str, content: bytes) -> tuple[Flag, ...]:
+    module = ast.parse(content, file)
     lines: dict[str, set[int]] = {}
     for line, what in _suspects(module):
         lines.setdefault(what, set()).add(line)
     more = {what: f", in {len(places)} lines" if len(places) > 1 else "" for what, places in lines.items()}
-    return [Flag(file, min(places), what + more[what]) for what, places in sorted(lines.items())]
+    return tuple(Flag(file, min(places), what + more[what]) for what, places in sorted(lines.items()))
 
 
 def _suspects(module: ast.Module) -> Iterator[tuple[int, str]]:

@@ -17,7 +17,6 @@ from common.paths import ROOT
 from course.manifest import code_digest
 from course.table import load_course
 from staff.handout.assemble import MANIFEST, assemble, write
-from staff.handout.leaks import solution_lines
 from staff.tests.handouts import open_handout
 
 pytestmark = pytest.mark.medium
@@ -175,14 +174,6 @@ LEAKS = [
 ]
 
 
-def test_a_statement_of_several_lines_is_found_on_one_line_and_its_opening_alone_is_not():
-    joined = ["dist", ".", "join", "(", "config", ".", "backend", ",", "rank", "=", "rank", ")"]
-
-    lines = solution_lines("dist.join(\n    config.backend,  # gloo\n    rank=rank,\n)\nreturn rank\n")
-
-    assert lines == [["config", ".", "backend", ","], joined]
-
-
 @pytest.mark.parametrize(("name", "old", "new", "message"), LEAKS)
 def test_a_leak_is_named_with_its_file(tree, name, old, new, message):
     edit(tree, name, old, new)
@@ -192,12 +183,6 @@ def test_a_leak_is_named_with_its_file(tree, name, old, new, message):
     except InputError as error:
         problems = [str(error)]
     assert any(message in problem for problem in problems), problems
-
-
-def test_common_lines_and_taught_names_are_no_leaks(tree):
-    edit(tree, "README.md", "course", "course\nmodel.train()\nset_epoch\n")
-
-    assert not assemble(tree).problems
 
 
 def test_the_same_id_in_a_later_script_is_stripped_and_guarded_too(tree):

@@ -85,16 +85,6 @@ def test_a_mistake_counts_if_its_test_fails_with_its_words_and_a_variant_if_all_
     assert complaint in verdict.complaint and bool(complaint) == bool(verdict.complaint)
 
 
-def test_mistakes_with_the_same_messages_count_as_one_and_a_survivor_as_itself():
-    messages = ["divide (run.py:12)", "divide (run.py:88)", "divide by 3"]
-    verdicts = [judged("mistakes", SAID, {"test_a": ("wrong", message)}) for message in messages]
-    survivor, variant = judged(*JUDGED[1][:3]), judged(*JUDGED[8][:3])
-
-    figures = mistakes.figures_of_bank([*verdicts, survivor, variant])
-
-    assert figures == {"mistakes": 3, "caught": 2, "caught_by_name": 2, "variants": 1, "accepted": 0}
-
-
 SOLVED = "# TODO(cos598d) 1.2: set x (1 line)\n# BEGIN SOLUTION 1.2\nx = 1\n# END SOLUTION 1.2\nfoo(x)\nbar(x)\n"
 MISFITS = [
     ({"1.2": "x = 1  # the same"}, "", "equals the solution"),
@@ -109,12 +99,6 @@ MISFITS = [
 def test_an_entry_that_does_not_fit_is_refused_by_name(bodies, patch, message):
     with pytest.raises(InputError, match=f"a name.*{message}"):
         apply(Entry("mistakes", "bank", "a name", "1", "a.py", bodies, patch), SOLVED)
-
-
-def test_a_patch_of_two_places_and_a_body_are_put_in_together():
-    entry = Entry("variants", "b", "a", "1", "a.py", {"1.2": "x = 3"}, "-foo(x)\n bar(x)\n@@\n bar(x)\n+foo(x)\n")
-
-    assert apply(entry, SOLVED) == SOLVED.replace("x = 1", "x = 3").replace("foo(x)\nbar(x)\n", "bar(x)\nfoo(x)\n")
 
 
 ROWS = {

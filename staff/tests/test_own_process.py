@@ -29,10 +29,3 @@ def test_a_step_ends_at_its_deadline_with_its_process_with_its_error_or_at_its_l
 ):
     with pytest.raises(error, match=words):
         run_apart(step, argument, seconds=seconds)
-
-
-def test_steps_are_run_in_processes_of_one_server():
-    processes = {run_apart(os.getpid, seconds=100) for _ in range(3)}
-
-    assert len(processes) == 3 and os.getpid() not in processes
-    assert len({run_apart(os.getppid, seconds=100) for _ in range(3)} - {os.getpid()}) == 1

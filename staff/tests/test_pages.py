@@ -9,9 +9,9 @@ import pytest
 
 from course.table import load_course
 from grader.report import Report
-from staff.grade import gradebook, own_texts, pages, texts
+from staff.grade import gradebook, pages, texts
 from staff.grade.measurements import measured
-from staff.grade.own_texts import read_report, reason
+from staff.grade.own_texts import read_report
 from staff.tests.rows import entry, row
 
 COURSE = load_course()
@@ -72,13 +72,6 @@ def test_a_region_that_waits_says_for_which_and_what_was_seen_and_what_nobody_ha
     assert "waits for p.1" in page and observation in page
     assert "not attempted 9 tests" in page and "not written yet" not in page
     assert "Hint:" not in page and "Look here first" not in page
-
-
-def test_what_is_unreadable_is_said_once():
-    unreadable = row(entry("1.1", "crashed", "no zip"), notes=["cannot be read: no zip"], unreadable=True)
-
-    assert text_of(pages.student_page(unreadable, COURSE)).count("no zip") == 1
-    assert "1 could not be read" in text_of(pages.class_page([unreadable], COURSE, ""))
 
 
 def test_what_each_rank_printed_is_shown_once_for_ranks_that_are_alike():
@@ -197,17 +190,6 @@ def test_a_report_that_was_cut_off_counts_as_none_and_is_noted(tmp_path, content
     result = read_report(tmp_path / "report.json")
 
     assert (result["tests"], result["output"]) == ([], {}) and "cannot be read" in result["notes"][0]
-
-
-def test_a_report_that_is_too_large_is_not_read(tmp_path):
-    with open(tmp_path / "report.json", "wb") as file:
-        file.truncate(own_texts.LARGEST_REPORT + 1)
-
-    assert "was not read" in read_report(tmp_path / "report.json")["notes"][0]
-
-
-def test_the_reason_for_an_error_of_the_system_names_no_folder_of_ours():
-    assert reason(OSError(36, "File name too long", "/tmp/cos598d-grade-x/unpacked/y")) == "OSError: File name too long"
 
 
 @pytest.mark.parametrize("separator", [",", ";", "\t"])

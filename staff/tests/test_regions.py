@@ -91,12 +91,12 @@ def test_a_long_or_quoted_todo_still_makes_one_valid_line_of_code():
 
 
 def test_a_students_lines_come_back_as_they_were_written_and_go_to_another_indent_without_a_change_of_strings():
-    (block,) = find_blocks(handed_out(SOLVED, solved={"1.2"}))
+    block, second = find_blocks(handed_out(SOLVED + SOLVED, solved={"1.2"}))
     target = "# TODO(cos598d) 1.2: again\nraise NotImplementedError\n# END TODO 1.2\n"
 
     carried = replace_block(target, find_blocks(target)[0], block.body)
 
-    assert block.body == BODY and block.attempted
+    assert block.body == BODY and block.attempted and (block.part, second.part) == (1, 2)
     assert carried == f"# TODO(cos598d) 1.2: again\n{BODY}\n# END TODO 1.2\n"
 
 

@@ -8,7 +8,6 @@ import sys
 import pytest
 
 from common.paths import ROOT
-from grader import debug
 from tests.own.terminals import in_terminal
 
 pytestmark = pytest.mark.medium
@@ -48,28 +47,6 @@ def test_a_breakpoint_stops_one_rank_and_after_c_the_run_ends_with_its_verdict(t
     assert last.splitlines()[1:] == ["test_gather_and_scatter_leave_the_mean_on_every_worker: passed"]
 
 
-@pytest.mark.proof
-@pytest.mark.parametrize("how", ["q\n", "\x03"], ids=["q", "Ctrl-C"])
-def test_without_a_breakpoint_it_stops_at_the_region_and_ends_without_a_trace(tree, how):
-    with in_terminal(*COMMAND, tree) as shown:
-        assert FILE in shown.wait_for("(Pdb, rank 0) ")
-        shown.type(how)
-        code, last = shown.end()
-
-    assert code in (0, 130)
-    assert "Traceback" not in last
-
-
-@pytest.mark.proof
-def test_a_breakpoint_under_the_graders_names_this_command(tree):
-    put(tree, "breakpoint()")
-    command = [sys.executable, "-m", "pytest", "-q", "--region", "2a.3", f"--tree={tree}"]
-
-    output = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
-
-    assert "`python -m grader.debug 2a.3 --rank 0` instead" in output
-
-
 def test_where_there_is_no_terminal_one_line_says_so(tree):
     done = subprocess.run(
         [sys.executable, *COMMAND, tree], cwd=ROOT, capture_output=True, text=True, stdin=subprocess.DEVNULL
@@ -80,13 +57,3 @@ def test_where_there_is_no_terminal_one_line_says_so(tree):
         done.stdout + done.stderr
         == "error: expected a terminal to debug in, got a file or a pipe as stdin; run this in a terminal\n"
     )
-
-
-def test_each_part_of_a_region_has_one_stop_at_its_first_statement(tmp_path):
-    part = "    # TODO(cos598d) 9.1: do it\n    # why\n    {0}\n    y = 2\n    # END TODO 9.1\n"
-    (tmp_path / "f.py").write_text("def f():\n" + part.format("x = 1") + "\ndef g():\n" + part.format("x = 3"))
-
-    assert debug.first_lines(tmp_path, "f.py", "9.1") == [(str(tmp_path / "f.py"), 4), (str(tmp_path / "f.py"), 11)]
-
-    (tmp_path / "f.py").write_text("def f():\n" + part.format("breakpoint()"))
-    assert debug.first_lines(tmp_path, "f.py", "9.1") == []

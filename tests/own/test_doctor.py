@@ -73,18 +73,6 @@ def test_a_node_with_other_code_or_packages_is_named():
     assert packages.startswith("fix   packages: differs from node0: node3 has torch 2.9.0: run make setup there")
 
 
-def test_code_that_was_changed_but_not_committed_is_seen(tmp_path, monkeypatch):
-    (tmp_path / "common").mkdir()
-    monkeypatch.setattr(doctor, "ROOT", tmp_path)
-    states = []
-
-    for text in ("a = 1\n", "a = 2\n"):
-        (tmp_path / "common" / "paths.py").write_text(text)
-        states.append(doctor.code_state()["code"])
-
-    assert states[0] != states[1]
-
-
 @pytest.mark.medium
 @pytest.mark.parametrize("hosts", [0, 2])
 def test_this_machine_or_all_hosts_are_examined_compared_and_measured(ssh, hosts):

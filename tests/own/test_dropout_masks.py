@@ -60,20 +60,6 @@ def differ(first, second):
     return bool(pairs) and all(a != b for a, b in pairs)
 
 
-GLUE = ("--do_train", "--per_gpu_train_batch_size", "4", "--max_seq_length", "32")
-SCRIPTS = {
-    "task2a_gather_scatter.run_glue": GLUE, "task2b_allreduce.run_glue": GLUE,
-    "beyond.run_gpt2": (*SHORT, "--strategy", "ring"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_two_workers_drop_different_units(masks, script):
-    first, second = masks(script, *SCRIPTS[script])
-
-    assert differ(first, second)
-
-
 def test_a_tensor_group_drops_the_same_activations_and_each_rank_its_own_attention_weights(masks):
     ranks = masks("beyond.run_gpt2", "--strategy", "grid", "--grid", "data=2,tensor=2", *SHORT, world_size=4)
 

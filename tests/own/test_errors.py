@@ -2,7 +2,6 @@
 
 import pytest
 
-from cluster import hello
 from tests.own.started_processes import run
 
 PROGRAM = """
@@ -30,13 +29,3 @@ def test_wrong_input_and_an_open_region_are_one_line_and_every_other_error_is_se
     lines = done.stderr.splitlines()
     assert (done.returncode, lines[-1]) == (code, last)
     assert len(lines) == 1 if last.startswith("error: ") else lines[0].startswith("Traceback")
-
-
-def test_an_open_hello_says_where_to_solve_its_region_and_what_copies_it(monkeypatch):
-    def open_region(config):
-        raise NotImplementedError("TODO 2a.1: join; see README.md")
-
-    monkeypatch.setattr(hello, "join", open_region)
-
-    with pytest.raises(NotImplementedError, match=r"TODO 2a\.1: join.*task2a_gather_scatter/run_glue\.py.*carry"):
-        hello.join_or_explain(None)

@@ -9,6 +9,7 @@ from common.paths import ROOT
 from grader.wire.request import RankFunction
 
 pytestmark = pytest.mark.medium
+RANKS = 1
 
 
 IN_RANKS = [
@@ -30,3 +31,11 @@ def test_what_a_rank_is_sent_of_a_test_file_holds_no_judge_and_no_test(function)
             ours = {name for name in names if name and name.split(".")[0] in ("grader", "tests", "staff")}
             assert checked or not ours, f"{source.path}: {ast.unparse(node)}"
             assert not getattr(node, "name", "").startswith(("check", "test", "expected", "mistakes")), node.name
+
+
+def test_a_rank_has_nothing_of_the_graders_but_what_runs_it(play):
+    """What its process has loaded is in its memory, and a student's code can read that."""
+    (loaded,) = play("def go(context):\n    return [name for name in sys.modules]", 1).values
+
+    ours = {name for name in loaded if name.partition(".")[0] in ("grader", "tests", "staff", "course", "handin")}
+    assert {".".join(name.split(".")[:2]) for name in ours} == {"grader", "grader.inside", "grader.wire"}

@@ -18,19 +18,6 @@ MISMATCHES = {
     "dtype": ("dist.all_reduce(g.double() if rank else g)", ["dtypes", "rank 0 calls", "float32", "float64"]),
     "root": ("dist.reduce(g, min(rank, 1))", ["roots", "to rank 0", "ranks 1-2 call", "to rank 1"]),
     "reduction": ("dist.all_reduce(g, dist.ReduceOp.AVG if rank == 2 else dist.ReduceOp.SUM)", ["SUM", "AVG"]),
-    "reduce_scatter of unequal parts": (
-        "sizes = (3, 1, 2) if rank == 1 else (1, 3, 2); "
-        "dist.reduce_scatter(torch.zeros(sizes[rank]), [torch.ones(size) for size in sizes])",
-        ["different sizes of parts"],
-    ),
-    "all_to_all": (
-        "dist.all_to_all_single(torch.ones(6), torch.ones(6), None, [1, 2, 3] if rank == 1 else None)",
-        ["different sizes in all_to_all #1: rank 1 sends 1 elements to rank 0", "which expects 2 from it"],
-    ),
-    "group": (
-        "pair = dist.new_group([0, 2]); dist.all_reduce(torch.ones(1 + rank), group=pair)",
-        ["shapes", "rank 0 calls", "rank 2 calls", "in the group of ranks 0, 2"],
-    ),
     "recv": ("dist.send(g, 1) if rank == 0 else dist.recv(torch.ones(3), 0) if rank == 1 else 0", ["shapes", "recv"]),
 }
 
@@ -66,10 +53,6 @@ RAISED = {
     "other shape in the list": ("dist.scatter(g, [torch.zeros(1, 2)] * n if rank == 0 else None)", "(1, 2)"),
     "holes": ("dist.all_reduce(torch.arange(6.0)[::2])", "holes"),
     "twice": ("context.join()", "twice"),
-    "no environment": ("dist.destroy_process_group(); dist.init_process_group('gloo')", "RANK, which is not set"),
-    "unequal parts": ("dist.all_to_all_single(torch.ones(3), torch.ones(3), None, [1, 1])", "in the parts [1, 1]"),
-    "short input": ("dist.reduce_scatter_tensor(g, torch.ones(4))", "contiguous input of 3 times the output (2,)"),
-    "recv from anybody": ("dist.recv(g)", "recv without a source is not supported by the graders"),
 }
 
 
@@ -110,28 +93,9 @@ DEADLOCKS = {
         "dist.all_reduce(g)\nif rank == 1:\n    dist.barrier()",
         "deadlock: rank 1 waits in barrier #2 (task/run.py:9); ranks 0, 2 have already returned",
     ),
-    "ring with two right neighbours": (
-        "to, t = (rank + 1) % n, 0 * g\n"
-        "[w.wait() for w in dist.batch_isend_irecv([dist.P2POp(dist.isend, g, to), dist.P2POp(dist.irecv, t, to)])]",
-        "deadlock: rank 0 waits in send #1 to rank 1 (task/run.py:8); rank 1 waits in send #1 to rank 2 (:8); "
-        "rank 2 waits in send #1 to rank 0 (:8)",
-    ),
-    "group": (
-        "pair = dist.new_group([0, 2])\ndist.barrier(group=pair if rank == 0 else None)",
-        "deadlock: rank 0 waits in barrier #1 in the group of ranks 0, 2 (task/run.py:8); "
-        "ranks 1-2 wait in barrier #1 (:8)",
-    ),
-    "recv of nothing": (
-        "if rank == 0:\n    dist.recv(g, 1)\nelse:\n    dist.barrier()",
-        "deadlock: rank 0 waits in recv #1 from rank 1 (task/run.py:8); ranks 1-2 wait in barrier #1 (:10)",
-    ),
     "raise": (
         "if rank == 1:\n    raise KeyError('p')\ndist.barrier()",
         "rank 1 raised KeyError: 'p' (task/run.py:8); ranks 0, 2 wait in barrier #1 (:9)",
-    ),
-    "death": (
-        "if rank == 1:\n    os.kill(os.getpid(), 9)\ndist.barrier()",
-        "rank 1 was killed by SIGKILL; ranks 0, 2 wait in barrier #1 (task/run.py:9)",
     ),
     "collective in DDP": (
         """
@@ -188,31 +152,6 @@ def test_a_released_rank_that_swallows_the_error_does_not_pass(play):
         _ = result.values
 
 
-def test_a_thread_that_still_works_keeps_a_rank_from_counting_as_stuck(play):
-    body = """
-        if rank == 2:
-            return
-        box = torch.zeros(1)
-        def answer():
-            dist.recv(box, 1)
-            pause.wait(0.2)  # the main threads of both ranks wait by now, and yet this thread goes on
-            dist.send(box + 1, 1, tag=5)
-        pause = threading.Event()
-        if rank == 0:
-            thread = threading.Thread(target=answer)
-            thread.start()
-            dist.recv(torch.zeros(1), 1, tag=9)
-            thread.join()
-        else:
-            dist.send(torch.ones(1), 0)
-            dist.recv(box, 0, tag=5)
-            dist.send(box, 0, tag=9)
-            return box
-    """
-
-    assert play(joined(body)).values[1].tolist() == [2]
-
-
 # --- the first sentence: what to change, where torch's words or the facts alone do not say it -------------------------
 
 
@@ -236,10 +175,3 @@ FIRST_SENTENCES = {
 @pytest.mark.parametrize("body", FIRST_SENTENCES)
 def test_a_crash_or_a_deadlock_says_first_what_to_change(play, body):
     assert FIRST_SENTENCES[body] in str(verdict_of(play(joined(body)), "2a.3")).partition("\n")[0]
-
-
-def test_a_line_of_a_probe_is_not_taken_for_one_of_the_student(play):
-    result = play("def go(context):\n    context.event = 1\n    return {1: object()}\n", 1)
-
-    assert "task/run.py" not in result.explain()
-    assert "(grader/wire/values.py:" in result.explain()

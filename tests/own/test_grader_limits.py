@@ -56,10 +56,3 @@ def test_names_and_messages_of_any_length_come_clipped(play):
     assert len(key) < values.MAX_TEXT + 100 and len(value) < values.MAX_TEXT + 100
     assert len(clip("x" * 10**6)) <= LONGEST_TEXT + 10
     assert clip("got <generator object f at 0x7fd8597282d0>") == "got <generator object f>"  # no address of an object
-
-
-@pytest.mark.parametrize("text", ["return '\\\\udc80'", "return {'\\\\udc80': 1}", "raise ValueError('\\\\udc80')"])
-def test_a_lone_surrogate_in_any_text_of_a_rank_can_be_written(play, text):
-    result = play(f"def go(context):\n    {text}\n")
-
-    assert [each.encode() for each in (str(result.ranks[0].value), result.explain())]

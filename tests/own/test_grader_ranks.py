@@ -8,11 +8,9 @@ import sys
 import textwrap
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from common.paths import ROOT
-from grader import ranks
 from grader.ranks.peer import MAX_OUTPUT
 from tests.own.inline_student import HEAD
 from tests.own.started_processes import wait_for
@@ -168,52 +166,10 @@ def test_ranks_differ_where_separate_processes_differ(play):
     assert len({value[1] for value in got}) == 1  # torch starts from the same seed in every process
 
 
-@pytest.mark.parametrize("stop", ["breakpoint()", "import pdb; pdb.set_trace()"])
-def test_a_debugger_in_a_rank_says_how_to_debug(play, stop):
-    result = play(f"def go(context):\n    {stop}\n    return 1\n")
-
-    assert "a debugger cannot use the terminal while the graders run" in result.explain()
-
-
-ORDINARY = """
-    import collections, dataclasses, enum, logging, traceback, typing, warnings
-    from torch.utils.data import DataLoader
-
-    Point = collections.namedtuple("Point", "x y")
-
-    @dataclasses.dataclass
-    class Config:
-        size: int = 1
-
-    def go(context):
-        logging.warning("one %s", Point(1, 2))
-        warnings.warn("two")
-        try:
-            [][0]
-        except IndexError as error:
-            traceback.print_exc()
-        model = torch.nn.Linear(2, 2)
-        optimizer = torch.optim.AdamW(model.parameters())
-        model(torch.ones(1, 2)).sum().backward()
-        optimizer.step()
-        thread = threading.Thread(target=print)
-        thread.start()
-        thread.join()
-        return [batch.tolist() for batch in DataLoader(list(range(4)), 2, num_workers=2, persistent_workers=True)]
-"""
-
-
-def test_ordinary_code_runs_and_loads_its_data_in_the_rank_itself(play):
-    result = play(ORDINARY, 1)
-
-    assert result.values == [[[0, 1], [2, 3]]]
-    assert "num_workers=0" in result.ranks[0].stderr
-
-
 def test_a_rank_gets_its_own_inputs_and_no_others(play):
-    got = play("def go(context):\n    return context.inputs", inputs=[np.arange(2.0), np.arange(3.0)]).values
+    got = play("def go(context):\n    return context.inputs", inputs=[[1], [2, 3]]).values
 
-    assert [rank.tolist() for rank in got] == [[0, 1], [0, 1, 2]]
+    assert got == [[1], [2, 3]]
 
 
 # --- what a rank leaves -----------------------------------------------------------------------------------------------
@@ -295,29 +251,3 @@ def test_ranks_are_gone_when_their_grader_is_interrupted_or_killed(tmp_path, num
     grader.wait()
 
     wait_for(lambda: alive(tmp_path) == [], "the end of all processes")
-
-
-KILLS_ITS_PARENT = """
-    def go(context):
-        with open(context.arguments["folder"] + f"/{context.rank}", "w") as file:
-            file.write(os.getcwd())
-        if context.rank == 1:
-            os.kill(os.getppid(), signal.SIGKILL)
-        time.sleep(1000)
-"""
-
-
-def test_a_rank_that_kills_its_parent_ends_this_run_only_and_the_next_has_its_walls(play, tmp_path, monkeypatch):
-    result = play(KILLS_ITS_PARENT, folder=str(tmp_path))
-
-    assert [rank.outcome for rank in result.ranks] == ["killed", "killed"]
-    assert not Path((tmp_path / "1").read_text()).exists()
-
-    # Walls are built before any student code, also by a new parent; this one does no more than say its arguments.
-    monkeypatch.setenv("COS598D_CONFINE", "builtins:print policy")
-    result = play("print('loaded')\ndef go(context):\n    return os.getcwd(), 'COS598D_CONFINE' in os.environ\n")
-    ranks.stop()
-    for rank in result.ranks:
-        folder, hook_is_known = rank.value
-        assert rank.stdout == f"{rank.rank} {folder} [] policy\nloaded\n"
-        assert not hook_is_known

@@ -35,29 +35,6 @@ def test_values_come_back_as_they_were(play):
     assert got["array"].tolist() == [0, 2, 4, 6]
 
 
-def test_a_tensor_subclass_cannot_lie_about_its_bytes(play):
-    source = """
-        class Liar(torch.Tensor):
-            shape = torch.Size([9])
-            dtype = torch.float64
-
-            @classmethod
-            def __torch_function__(cls, function, types, args=(), kwargs=None):
-                return torch.full((2,), 7.0)
-
-            def numpy(self):
-                return torch.full((2,), 7.0).numpy()
-
-        def go(context):
-            return torch.zeros(2).as_subclass(Liar)
-    """
-
-    value = play(source, 1).values[0]
-
-    assert value.dtype == np.float32
-    assert value.tolist() == [0, 0]
-
-
 @pytest.mark.parametrize(
     ("value", "words"),
     [
@@ -90,24 +67,3 @@ def test_a_forged_message_is_refused(old, new):
     assert values.unpack(header.encode(), body, values.to_array)["a"].tolist() == [0, 0, 0]
     with pytest.raises(values.MessageError):
         values.unpack(header.replace(old, new).encode(), body, values.to_array)
-
-
-def test_a_rank_that_writes_to_the_graders_line_itself_is_not_believed(play):
-    source = """
-        import socket
-
-        def go(context):
-            for fd in range(3, 64):
-                try:
-                    line = socket.socket(fileno=os.dup(fd))
-                    line.send(bytes([0, 0, 0, 2, 0, 0, 0, 0]) + b"[]")
-                    line.detach()
-                except OSError:
-                    pass
-            return "right"
-    """
-
-    result = play(source, 1)
-
-    assert result.outcome == "raised"
-    assert "MessageError" in result.explain()

@@ -207,17 +207,6 @@ def test_a_failure_on_a_host_is_named_and_ends_the_remote_processes(ssh, stub):
     assert processes_with(script.parent) == []
 
 
-@pytest.mark.proof
-def test_kill_9_of_the_launcher_ends_the_remote_processes(ssh, stub, tmp_path):
-    script = stub("stubborn_family")
-    with started(*over_ssh(ssh, script)) as process:
-        wait_for(lambda: all((tmp_path / f"ready-{rank}").exists() for rank in range(3)), "all ranks")
-
-        process.kill()
-
-    wait_for(lambda: not processes_with(tmp_path), "the end of all remote processes")
-
-
 @pytest.mark.skipif(not shutil.which("ssh"), reason="needs an ssh")
 def test_a_host_that_cannot_be_reached_is_one_failure_with_ssh_s_own_words():
     result = run(*over_ssh(f"ssh -o BatchMode=yes -p {free_port()}", "cluster/hello.py"))

@@ -74,14 +74,15 @@ def test_only_the_first_message_of_a_region_is_long():
 
 @pytest.fixture
 def tree(tmp_path):
-    """Files of which 1.2, 1.3 and 2b.2 are open, and 1.1 is written."""
+    """Files of which 1.2, 1.3, 2b.2 and 2b.5 are open, and 1.1 and 2b.4 are written."""
     (tmp_path / "task1_single").mkdir()
     (tmp_path / "common").mkdir()
     todo = "# TODO(cos598d) {0}: do it\n{1}\n# END TODO {0}\n"
     placeholder = 'raise NotImplementedError("TODO {0}: do it")'
     bodies = {"1.1": "config = 1", "1.2": placeholder.format("1.2"), "1.3": placeholder.format("1.3")}
     (tmp_path / "task1_single/run_glue.py").write_text("".join(todo.format(*pair) for pair in bodies.items()))
-    (tmp_path / "common/data_partition.py").write_text(todo.format("2b.2", placeholder.format("2b.2")))
+    bodies = {"2b.2": placeholder.format("2b.2"), "2b.4": "sizes = 1", "2b.5": placeholder.format("2b.5")}
+    (tmp_path / "common/data_partition.py").write_text("".join(todo.format(*pair) for pair in bodies.items()))
     return tmp_path
 
 
@@ -89,6 +90,7 @@ def tree(tmp_path):
     (set(), [], "next: 1.2 backward, task1_single/run_glue.py:4 "),  # the first whose needs are written
     ({"2b.2"}, [], "next: 2b.2 "),
     ({"1.3"}, [], "next: 1.2 "),  # 1.3 builds on it
+    ({"2b.5"}, [], "next: 1.2 "),  # builds on 2b.4, which is written but builds on the open 2b.2
     (set(), ["2b.1"], "next: 2b.1; `python -m pytest --hint 2b.1`"),  # what has just failed comes before what is open
 ])  # fmt: skip
 def test_the_next_step_can_be_begun_and_is_what_was_asked_for_or_has_failed(tree, asked, failed, begin):

@@ -261,15 +261,3 @@ def test_the_command_replaces_only_a_folder_of_token_blocks_and_only_when_told_t
         with pytest.raises(InputError, match="got a path that holds no token blocks"):
             command("--overwrite")
         assert (tmp_path / "out" / name).read_text() == "years of work"
-
-
-@pytest.mark.parametrize(("size", "message"), [("1B", "--size"), ("nonsense", "expected a number of bytes")])
-def test_the_command_refuses_a_size_that_is_none_or_too_small(command, size, message):
-    with pytest.raises(InputError, match=message):
-        command("--size", size)
-
-
-@pytest.mark.parametrize("words", ["--output out", "--input a --hub en --output out", "--input a"])
-def test_the_command_refuses_a_wrong_set_of_flags(words):
-    with pytest.raises(SystemExit, match="2"):
-        prepare_oscar.main(words.split())

@@ -44,17 +44,7 @@ def loss_of_an_output_used_twice(model, x):
     yield y.square().sum() + y[2:].exp().sum()
 
 
-def loss_of_a_larger_model(model, x):
-    yield model(x.exp()).exp().sum()
-
-
-def loss_of_forward_called_directly(model, x):
-    yield model.forward(x).sum()
-
-
-@pytest.mark.parametrize("losses", [
-    losses_of_several_calls, loss_of_an_output_used_twice, loss_of_a_larger_model, loss_of_forward_called_directly,
-])  # fmt: skip
+@pytest.mark.parametrize("losses", [losses_of_several_calls, loss_of_an_output_used_twice])
 def test_a_pipe_can_be_used_as_any_module(losses):
     must_train_alike(mlp(), torch.randn(6, 6), losses)
 
@@ -156,12 +146,3 @@ def test_micro_batches_and_partitions_have_masks_of_their_own_which_backward_use
     assert len({tuple(row.tolist()) for row in y}) == 4
     assert 0.2 < (y != 0).float().mean() < 0.3
     assert torch.equal(x.grad, y.detach())
-
-
-def test_without_dropout_nothing_is_drawn():
-    piped = Pipe(labelled(nn.Dropout(0.5), nn.Linear(3, 3)).eval(), 2)
-    state = torch.get_rng_state()
-
-    piped(torch.ones(4, 3))
-
-    assert torch.equal(torch.get_rng_state(), state)

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from common.arguments import parse_glue_arguments, parse_worker_arguments
+from common.arguments import parse_glue_arguments
 from common.errors import InputError
 from common.workers.process_group import choose_interface, process_group
 
@@ -31,21 +31,6 @@ def environment(monkeypatch):
         monkeypatch.setenv(variable, "")  # so that it is put back after the test
         monkeypatch.delenv(variable)
     return monkeypatch
-
-
-@pytest.mark.parametrize(("flags", "expected"), [
-    ("", (5, 1, 8, "10.10.1.1", 7000)),
-    ("--local_rank 2 --world_size 4 --master_ip 127.0.0.9 --master_port 7001", (2, 1, 4, "127.0.0.9", 7001)),
-    ("--master_port 7001", (5, 1, 8, "10.10.1.1", 7001)),
-])  # fmt: skip
-def test_a_flag_wins_over_torchruns_environment(environment, flags, expected):
-    for name, value in TORCHRUN.items():
-        environment.setenv(name, value)
-
-    config = parse_worker_arguments("hello", flags.split())
-
-    place = (config.rank, config.rank_on_node, config.world_size, config.master_ip, config.master_port)
-    assert place == expected
 
 
 @pytest.mark.parametrize("chosen", [None, "eth7"])

@@ -1,4 +1,4 @@
-"""The files and modules that documents, docstrings and comments name exist, and the modules define what is named."""
+"""The files that documents, docstrings and comments name exist."""
 
 import ast
 import re
@@ -28,27 +28,14 @@ def prose(file: Path) -> str:
     return "\n".join([*filter(None, map(ast.get_docstring, nodes)), *re.findall(r"(?<![\"'\w])#.*", text)])
 
 
-def is_defined(name: str) -> bool:
-    """Whether a dotted name is a folder of ours, or a module and words of it."""
-    parts = name.split(".")
-    modules = [ROOT.joinpath(*parts[:length]).with_suffix(".py") for length in range(1, len(parts) + 1)]
-    for module in filter(Path.is_file, modules):
-        text = module.read_text(encoding="utf-8")
-        return all(re.search(rf"\b{part}\b", text) for part in parts[len(module.relative_to(ROOT).parts) :])
-    return ROOT.joinpath(*parts).is_dir()
-
-
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a checkout")
-def test_every_file_and_module_that_a_text_names_exists():
+def test_every_file_that_a_text_names_exists():
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     known = {"/".join(file.split("/")[level:]) for file in tracked for level in range(file.count("/") + 1)}
-    folders = "|".join({file.partition("/")[0] for file in tracked if file.endswith(".py") and "/" in file})
     dangling = []
     for file in tracked:
         if re.search(r"\.(py|md)$", file) and file != "CHANGELOG.md" and not file.startswith("staff/banks/"):
             text = prose(ROOT / file)
             files = set(FILE.findall(text)) - OTHERS - known
-            names = set(re.findall(rf"(?<![\w/.-])(?:{folders})(?:\.\w+)+", text)) - known
             dangling += [(file, name) for name in files if not (ROOT / file).parent.joinpath(name).is_file()]
-            dangling += [(file, name) for name in names if not is_defined(name)]
     assert dangling == []

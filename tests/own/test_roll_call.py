@@ -1,6 +1,5 @@
 """Before the group is joined: every mistake in starting the workers is a sentence, on every worker."""
 
-import json
 import os
 import socket
 import threading
@@ -61,12 +60,6 @@ def connected(config):
             time.sleep(0.02)
 
 
-def announce(connection, config, rank=1):
-    same = {name: getattr(config, name) for name in roll_call.COMPARED}
-    who = {"rank": rank, "process": {"host": "", "number": 1}} | same
-    connection.sendall(json.dumps(who).encode() + b"\n")
-
-
 def test_all_workers_go_on_when_all_are_there_and_the_port_is_free_for_the_lesson(config, start):
     assert start(*(replace(config, rank=rank) for rank in (2, 0, 1))) == ["", "", ""]
 
@@ -91,22 +84,6 @@ def test_the_second_process_of_a_rank_is_refused_and_the_others_go_on(config, be
     assert f"rank 1 has already joined {HERE}: start this worker with another --local_rank" in refused.result()
     assert f"rank 0 has already joined {HERE}" in again and "in use" not in again
     assert first.result() == accepted.result() == last.result() == ""
-
-
-@pytest.mark.parametrize("comes_back", [True, False])
-def test_strangers_and_a_rank_that_was_stopped_while_it_waited_do_not_count(config, begin, start, comes_back):
-    config = replace(config, join_seconds=20.0 if comes_back else 3.0)
-    first = begin(config)
-    with connected(config) as stranger:
-        stranger.sendall(b"GET / HTTP/1.0\r\n\r\n")
-    with connected(config) as stopped, stopped.makefile("r") as line:
-        announce(stopped, config)
-        assert "greeting" in json.loads(line.readline())
-
-    last = start(*[replace(config, rank=rank) for rank in ((1, 2) if comes_back else (2,))])
-
-    missing = "rank 1 of 3 did not connect within 3 s"
-    assert all(words == "" if comes_back else missing in words for words in [first.result(), *last])
 
 
 def test_at_the_port_of_a_run_that_has_begun_a_rank_says_so_at_once_and_does_not_wait_for_ever(

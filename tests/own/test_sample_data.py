@@ -1,13 +1,10 @@
 """The embedded data: right in shape, and not to be solved without reading both sentences."""
 
 import csv
-import json
 
 import pytest
-from sklearn.feature_extraction.text import CountVectorizer
-from sklearn.linear_model import LogisticRegression
 
-from common.data.sample_data import glue_sample_dir, oscar_sample_file
+from common.data.sample_data import glue_sample_dir
 
 
 @pytest.fixture(scope="module")
@@ -38,28 +35,3 @@ def test_the_label_says_whether_the_statement_is_what_the_text_is_sure_of(pairs)
         assert len(sure) == 1, text
         assert (claim == f"{sure[0]}.") == (label == "entailment"), (text, claim)
         assert set(claim.rstrip(".").split()) < set(text.rstrip(".").split())  # whichever the label
-
-
-@pytest.mark.parametrize(("view", "features"), [
-    ("{0}", {}), ("{1}", {}), ("{0} {1}", {"analyzer": str.split}),
-    ("{0} {1}", {"ngram_range": (1, 2), "binary": True}),
-])  # fmt: skip
-def test_neither_sentence_alone_nor_a_bag_of_words_of_both_decides_the_label(pairs, view, features):
-    vectorizer = CountVectorizer(lowercase=False, **features)
-    texts = {half: [view.format(text, claim) for text, claim, _ in pairs[half]] for half in pairs}
-    labels = {half: [label for _, _, label in pairs[half]] for half in pairs}
-
-    classifier = LogisticRegression(max_iter=1000).fit(vectorizer.fit_transform(texts["train"]), labels["train"])
-
-    assert classifier.score(vectorizer.transform(texts["dev"]), labels["dev"]) <= 0.60
-
-
-def test_the_text_is_long_enough_and_has_the_oddities_of_real_pages():
-    lines = oscar_sample_file().read_bytes().decode().removesuffix("\n").split("\n")  # \n alone ends a line
-    contents = [json.loads(line)["content"] for line in lines]
-    everything = "".join(contents)
-
-    assert 200_000 < len(everything) < 1_000_000
-    assert {"\u2028", "\u0085", "é"} <= set(everything) and "" in contents
-    assert len(contents) > len(set(contents))
-    assert {len(content) < 12 for content in contents} == {True, False}

@@ -20,6 +20,8 @@ GRADERS = "import pytest\n" + "".join(
     f"\n@pytest.mark.task1\n@pytest.mark.graded('{region}')\ndef test_{name}(): assert {passes}\n"
     for region, name, passes in (("1.1", "a", True), ("1.2", "b", False))
 )
+OWN = {"task1_single/notes.md": b"mine", "task2b_allreduce/mine/deep/helper.py": b"x = 1"}
+BONUS = "import pytest\n\n@pytest.mark.beyond\n@pytest.mark.graded('b.15')\ndef test_c(): pass\n"
 LEFT_OUT = {
     "task1_single/weights.pth": b"x",
     "task1_single/link.py": b"",  # becomes a link
@@ -36,7 +38,7 @@ def tree(tmp_path_factory) -> Path:
     tree = tmp_path_factory.mktemp("student")
     digests = {name: sha256(text).hexdigest() for name, text in (solved_handout() | UNNAMED).items() if ".png" in name}
     manifest = {".handout.json": json.dumps({"format": 1, "files": digests, "code": {}}).encode()}
-    write_files(solved_handout() | LEFT_OUT | UNNAMED | manifest | {"task1_single/notes.md": b"mine"}, tree)
+    write_files(solved_handout() | LEFT_OUT | UNNAMED | manifest | OWN, tree)
     (tree / "task1_single/link.py").unlink()
     (tree / "task1_single/link.py").symlink_to(tree / "submit.py")
     (tree / "pipeline/pipe.py").unlink()
@@ -54,6 +56,7 @@ def test_an_archive_holds_code_report_and_figures_and_names_what_is_missing_or_l
         files = {info.filename: archive.read(info) for info in archive.infolist()}
         assert {info.external_attr >> 16 for info in archive.infolist()} == {stat.S_IFREG | 0o644}
     expected = {"report.md", "ab1234_Zoë_OLast.pdf", "common/schedule.py", "task1/notes.md", "task2b/run_gpt2.py"}
+    expected |= {"task2b/mine/deep/helper.py"}
     assert expected < files.keys() and files["task4/expected.py"] == (tree / "task4_traffic/expected.py").read_bytes()
     assert not [name for name in [*LEFT_OUT, *UNNAMED] if Path(name).name in {Path(file).name for file in files}]
     assert {line.split()[2] for line in lines if line.startswith("left out: ")} == LEFT_OUT.keys()
@@ -78,7 +81,8 @@ def test_packed_again_the_archive_is_the_same_byte_for_byte_and_none_is_replaced
 def test_the_graders_points_are_shown_and_packed_without_messages_that_differ_from_run_to_run(tree):
     for path in (tree / "tests").rglob("test_*.py"):
         path.unlink()
-    write_files({load_course().tasks["1"].tests[0]: GRADERS.encode()}, tree)
+    graders = {load_course().tasks["1"].tests[0]: GRADERS, load_course().regions["b.15"].tests[0]: BONUS}
+    write_files({name: text.encode() for name, text in graders.items()}, tree)
 
     lines = submit(tree, *ADA, "--out", "graded.zip").stdout.splitlines()
     write_files({load_course().tasks["1"].tests[0]: b"import nowhere_to_be_found"}, tree)
@@ -87,7 +91,7 @@ def test_the_graders_points_are_shown_and_packed_without_messages_that_differ_fr
     assert any(line.split()[:4] == ["task1", "3", "of", "13"] and "1.3 has no grader here" in line for line in lines)
     assert [line.split() for line in lines if line.startswith("total")] == [["total", "3", "of", "100"]]
     points = json.loads(zipfile.ZipFile(tree / "graded.zip").read("points.json"))
-    assert (points["score"], [set(test) & {"message", "points"} for test in points["tests"]]) == (3, [{"points"}] * 2)
+    assert (points["score"], [set(test) & {"message", "points"} for test in points["tests"]]) == (3, [{"points"}] * 3)
     assert broken.returncode == 2 and "nowhere_to_be_found" in broken.stderr and "--no-grading" in broken.stderr
 
 

@@ -10,11 +10,12 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 
 import pytest
 from PIL import Image
 
+from cluster import ladder, two_workers
 from cluster.launch import free_port
 from common.errors import InputError
 from common.paths import ROOT
@@ -31,7 +32,7 @@ BERT = "--dropout 0 --max_steps 6 --per_gpu_train_batch_size"
 GPT2 = "--dropout 0 --max_steps 4 --batch_size 8"
 RUNS = [  # script, workers, flags
     ("task1_single/run_glue.py", 1, f"{BERT} 8"),
-    ("task2a_gather_scatter/run_glue.py", 2, f"{BERT} 4"),
+    ("task2a_gather_scatter/run_glue.py", 2, f"{BERT} 4 --timeline 2"),
     ("task2b_allreduce/run_glue.py", 2, f"{BERT} 4 --timeline 2"),
     ("task3_ddp/run_glue.py", 2, f"{BERT} 4"),
     ("task4_traffic/run_glue.py", 2, f"{BERT} 4"),
@@ -120,11 +121,30 @@ def test_every_figure_is_that_of_the_records(tree):
         ("beyond_overlap", "messages"): f"{bonus['communication']['messages']:.4g}",
     }
     assert {key: cell(text, *key) for key in expected} == expected
+    in_an_iteration = bonus["communication"]["bytes"]
+    assert in_an_iteration == pytest.approx(4 * bonus["parameters"], rel=1e-3)  # each gradient once, and the order
+    compared = read(tree, "submit_figures/pipeline_metrics.json")["pipeline_parallel"]
+    assert compared["tokens_per_second"]["mean"] == pytest.approx(4 * 8 * 64 / whole[1])
     row = read(tree, "submit_figures/data_parallel_1.json")
     assert re.search(rf"rank 0 .* {waiting * 1e3:.2f} ", text)
     assert f"| 1 | 1 | 8 | {row['training_time']:.3f} | {row['tokens_per_second']:.0f} |" in text
     figures = re.findall(r"\]\((figures/\w+\.png)\)", text)
-    assert len(figures) == 9 and all((tree / "report" / name).stat().st_size > 5000 for name in figures)
+    assert len(figures) == 10 and all((tree / "report" / name).stat().st_size > 5000 for name in figures)
+
+
+def test_the_demo_shows_mean_losses_the_bytes_of_root_and_others_and_the_speed_of_all(tree, monkeypatch):
+    monkeypatch.setattr(ladder, "FOLDER", tree / "runs")
+    first, second = (read(tree, f"runs/task2a_gather_scatter/rank{rank}.json") for rank in range(2))
+    both = read(tree, "runs/beyond_overlap/rank0.json")
+
+    row = ladder.read_row("task2a_gather_scatter", "2a", 2)
+
+    losses = ([step["loss"] for step in record["iterations"]] for record in (first, second))
+    assert row.losses == pytest.approx([fmean(pair) for pair in zip(*losses, strict=True)])
+    size = 4 * first["parameters"]  # gather passes it on every rank; the root scatters one to each
+    assert (row.bytes_of_first, row.bytes_of_others) == (3 * size, size)
+    seconds = median(step["seconds"] for step in both["iterations"][1:])
+    assert two_workers.speed("GPT-2", [both]).tokens_per_second == pytest.approx(8 * 64 / seconds)
 
 
 def test_words_below_every_question_survive_and_measurements_come_before_code(student):
@@ -276,7 +296,7 @@ def test_what_is_missing_comes_with_a_command_that_makes_it_like_the_other_runs(
     assert missing["task 1 over 3 epochs (task1_single has only 0)"].endswith(" --output_dir runs/task1_epochs")
     assert "--per_gpu_train_batch_size 8 --output_dir runs/task4_32" in missing["task 4 with 32"]
     assert missing["GPT-2 in mode pipeline_parallel with 8 micro-batches"].endswith("--output_dir runs/pipeline_m8")
-    assert missing["the timeline of 2a gather + scatter"] == "make demo"
+    assert missing["the timeline of 3 DDP"] == "make demo"
 
 
 def test_a_course_without_a_task_asks_for_nothing_of_it(tmp_path):

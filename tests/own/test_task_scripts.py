@@ -101,6 +101,9 @@ def test_gpt2_on_one_worker_is_trained_and_evaluated_as_by_hand(tmp_path, data, 
 
     max_steps = flags[1] if "--max_steps" in flags else 0
     must_be([record], expected_of(script, given, max_steps=max_steps))
+    if "--n_chunk" in flags and "--schedule" not in flags:  # as many micro-batches as asked for: 24 examples in 5
+        boxes = json.loads((tmp_path / "run/trace.json").read_text())["traceEvents"]
+        assert len({box["args"]["micro_batch"] for box in boxes if box["ph"] == "X"}) == 5
 
 
 def expected_of(script: str, given: Flags, **options: int) -> Run:

@@ -2,10 +2,7 @@
 
 import json
 import re
-import shutil
-import subprocess
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -15,8 +12,6 @@ from common.timeline.trace import read_trace, write_trace
 from tests.own.made_timelines import after_backward, during_backward
 
 pytestmark = pytest.mark.medium
-
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 
 # -------------------------------------------------------------------------------------------------- trace
@@ -59,51 +54,6 @@ def test_a_trace_that_cannot_be_used_is_refused_in_one_line(tmp_path, damage, me
 
 
 # --------------------------------------------------------------------------------------------------- page
-
-
-def in_browser(page: Path, script: str) -> tuple[dict, str]:
-    """Open a page, then run a script that fills `result`; return that, and what the browser wrote to its console."""
-    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if not browser:
-        pytest.skip(f"no browser here: looked for {', '.join(BROWSERS)}")
-    probe = page.with_name("probe.html")
-    more = f"<pre id=out></pre><script>const result = {{}};{script};out.textContent = JSON.stringify(result)</script>"
-    probe.write_text(page.read_text() + more)
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--window-size=1200,600", "--enable-logging=stderr"]
-    command = [browser, *flags, "--dump-dom", f"--user-data-dir={page.parent / 'profile'}", f"file://{probe}"]
-    process = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    match = re.search(r'<pre id="out">(.*?)</pre>', process.stdout, re.DOTALL)
-    console = "\n".join(line for line in process.stderr.splitlines() if "CONSOLE" in line)
-    assert match, console or process.stderr[-2000:]
-    return json.loads(match[1].replace("&amp;", "&").replace("&gt;", ">").replace("&lt;", "<")), console
-
-
-HOVER = """
-function hover(ms, y) {
-  const place = canvas.getBoundingClientRect()
-  const at = {clientX: place.left + xOf(ms), clientY: place.top + TOP + y, bubbles: true}
-  canvas.dispatchEvent(new PointerEvent("pointermove", at))
-  return tip.style.display == "none" ? "" : tip.textContent
-}
-"""
-
-
-def test_a_browser_shows_name_bytes_and_the_rank_waited_for(tmp_path):
-    write_page(after_backward(), tmp_path / "timeline.html")
-    script = """
-        result.wait = hover(70, 10); result.phase = hover(10, 10); result.network = hover(100, 35)
-        result.nothing = hover(122, 35)
-        canvas.dispatchEvent(new WheelEvent("wheel", {deltaY: -1, bubbles: true, cancelable: true}))
-        result.shown = to - from; result.zoomed = hover(10, 10)
-    """
-    result, console = in_browser(tmp_path / "timeline.html", HOVER + script)
-
-    assert console == ""
-    assert result["phase"] == result["zoomed"] == "rank 0: forward, 20.000 ms"
-    assert result["network"] == "rank 0: all_reduce, 4,000,000 bytes, 50.000 ms, waited 20.000 ms for rank 2"
-    assert result["wait"].startswith("rank 0 waits for rank 2; rank 0: all_reduce, 4,000,000 bytes")
-    assert result["nothing"] == ""
-    assert result["shown"] == pytest.approx(0.8 * 375)
 
 
 def test_a_page_needs_no_network_and_is_not_ended_by_its_data(tmp_path):

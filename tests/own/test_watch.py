@@ -6,7 +6,7 @@ import pytest
 
 from common.paths import ROOT
 from course.table import load_course
-from grader.watch import CLEAR, KEYS, first_region
+from grader.watch import CLEAR, KEYS
 from tests.own.terminals import in_terminal
 
 pytestmark = pytest.mark.medium
@@ -51,10 +51,3 @@ def test_each_save_is_graded_on_one_screen_keys_are_heard_and_ctrl_c_leaves_noth
     assert code == 0 and "Traceback" not in last
     assert cause[1].startswith("  crashed: rank 0 raised SyntaxError")
     assert len(cause) + len(rest) < 24 and max(map(len, cause + rest[1:])) <= 80
-
-
-def test_it_begins_with_the_region_or_the_task_that_was_asked_for(tmp_path):
-    assert first_region(COURSE, tmp_path, "2a.3") == ("2a.3", "")
-    assert first_region(COURSE, tmp_path, "task2b") == ("2b.1", "2b")
-    with pytest.raises(ValueError, match=r"expected a region or a task, such as 1\.1 or task1"):
-        first_region(COURSE, tmp_path, "9.9")

@@ -4,7 +4,6 @@ import gc
 import subprocess
 import sys
 import threading
-import weakref
 
 import pytest
 import torch
@@ -56,24 +55,6 @@ def test_an_exception_comes_back_as_it_was_raised_and_the_worker_goes_on():
     assert computed(Task(lambda: 7), out_queue, in_queue)[1][1] == 7
 
 
-def test_a_worker_lets_go_of_a_task_and_a_task_of_its_function_once_it_is_computed():
-    (in_queue,), (out_queue,) = create_workers([CPU])
-
-    def compute():
-        return None
-
-    task, function = Task(compute), weakref.ref(compute)
-    gone = weakref.ref(task)
-    computed(task, out_queue, in_queue)
-    del compute
-    assert function() is None
-
-    computed(Task(lambda: None), out_queue, in_queue)  # when this one is done, the worker has let go of the first
-    del task
-
-    assert gone() is None
-
-
 @pytest.mark.parametrize("held", ["nothing", "a result", "an exception"])
 def test_workers_end_with_their_pipe_even_if_a_result_was_not_collected(held):
     piped = Pipe(labelled(*mlp()), 2)
@@ -90,19 +71,6 @@ def test_workers_end_with_their_pipe_even_if_a_result_was_not_collected(held):
     for thread in threads:
         thread.join(DEADLINE)
     assert len(threads) == 3 and not any(thread.is_alive() for thread in threads)
-
-
-def test_an_output_that_is_dropped_takes_its_graph_along():
-    piped = Pipe(labelled(*mlp()), 2)
-    y = piped(torch.randn(4, 6))
-    run = weakref.ref(y.grad_fn.run)
-
-    gc.disable()
-    del y
-    gone = run() is None
-    gc.enable()
-
-    assert gone
 
 
 def test_the_interpreter_waits_for_a_worker_that_computes_and_ends_those_that_wait():

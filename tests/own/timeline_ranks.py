@@ -24,7 +24,6 @@ from tests.own.forked_ranks import on_ranks
 SIZE, LAYERS, STEPS = 256, 8, 6
 SLEEP = 0.3  # seconds
 SLOW = 1  # the slow rank
-OWN_CODE = 0.05  # seconds of sleep, of Python and of torch in the phase communication of the scene "own_code"
 
 
 def build() -> nn.Module:
@@ -40,8 +39,8 @@ def train(scene: str, rank: int, world_size: int, folder: Path) -> None:
     record = Record(config, Worker(rank, world_size))
     model = build()
     record.describe(model, 12, 0)
-    if scene in ("buckets", "one_bucket"):
-        model = DistributedDataParallel(model, bucket_cap_mb=0.3 if scene == "buckets" else 100)
+    if scene == "buckets":
+        model = DistributedDataParallel(model, bucket_cap_mb=0.3)
     loader = [torch.randn(12, SIZE, generator=torch.Generator().manual_seed(i)) for i in range(STEPS)]
     store = dist.distributed_c10d._get_default_store()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
@@ -55,24 +54,14 @@ def train(scene: str, rank: int, world_size: int, folder: Path) -> None:
                     store.wait([f"entered {number} {other}" for other in range(world_size) if other != SLOW])
                     time.sleep(SLEEP)
             with record.phase("communication"):
-                if scene not in ("buckets", "one_bucket"):
+                if scene != "buckets":
                     store.set(f"entered {number} {rank}", "")
-                    if scene == "own_code":
-                        own_code()
                     average(model, scene)
             with record.phase("optimizer"):
                 optimizer.step()
                 optimizer.zero_grad()
             record.loss(loss.item())
     record.write()
-
-
-def own_code() -> None:
-    time.sleep(OWN_CODE)
-    for work in (lambda: None, lambda: torch.mm(MATRIX, MATRIX)):
-        end = time.perf_counter() + OWN_CODE
-        while time.perf_counter() < end:
-            work()
 
 
 def average(model: nn.Module, scene: str) -> None:
@@ -83,7 +72,6 @@ def average(model: nn.Module, scene: str) -> None:
         parameter.grad /= dist.get_world_size(group)
 
 
-MATRIX = torch.eye(SIZE)
 GROUPS: dict[int, dist.ProcessGroup] = {}  # rank -> its group, in the scene "groups"
 
 
