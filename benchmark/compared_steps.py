@@ -104,11 +104,10 @@ def measure_steps(strategies: tuple[str, ...], model: str, workers: int, batch: 
     """Return benchmark.compare's rows by strategy."""
     with tempfile.TemporaryDirectory() as folder:
         words = [sys.executable, "-m", "benchmark.compare", "--model", model, "--batch_size", str(batch)]
-        words += ["--length", str(LENGTH), "--only", ",".join(strategies), "--max_steps", str(STEPS), "--no_cuda"]
-        words += ["--output_dir", folder, "--overwrite_output_dir"]
+        words += ["--length", str(LENGTH), "--strategies", ",".join(strategies), "--max_steps", str(STEPS)]
+        words += ["--no_cuda", "--output_dir", folder, "--overwrite_output_dir"]
         command = on_nodes(workers, rate, words) if rate else [*words, "--workers", str(workers)]
-        done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    if done.returncode:
-        raise InputError(f"{' '.join(command)} failed: {done.stdout[-1000:]}")
-    figures = [line for line in done.stdout.splitlines() if line.startswith("{")][-1]  # a profiler may print after it
-    return {row["strategy"]: row for row in json.loads(figures)["rows"]}
+        if subprocess.run(command, cwd=ROOT, stdout=sys.stderr).returncode:
+            raise InputError(f"{' '.join(command)} failed; see its output above")
+        result = json.loads(Path(folder, "comparison.json").read_text())
+    return {row["strategy"]: row for row in result["rows"]}
