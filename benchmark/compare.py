@@ -14,8 +14,7 @@ table.
 
 peak: what a step needs of memory. sent: by one worker in a step, and as which dtypes (gradients + parameters). exposed:
 communication or waiting for another worker while nothing is computed, in two steps under the profiler after the last
-round. waiting: the part of it until the last worker has come; unknown where they send one by one. norm: of the
-last step's gradient. metric: that of a user's own model, or BLEU with --bleu, after the last step.
+round. norm: of the last step's gradient. metric: that of a user's own model, or BLEU with --bleu, after the last step.
 
 Writes comparison.json, comparison.csv and comparison.png to --output_dir. Other flags are those of benchmark.run.
 """

@@ -2,8 +2,7 @@
 
 from benchmark.engines.engine import micro_batches
 from benchmark.measure.architecture import describe
-from benchmark.measure.state_bytes import BUCKET
-from benchmark.names import is_own
+from benchmark.predicted_step import BUCKET, small_parameters
 from benchmark.settings import Settings
 from benchmark.strategies import STRATEGIES
 from beyond.step_memory import ADAM_TEMPORARIES, BYTES, Sizes, cut, fitting, peak, turning_point
@@ -37,17 +36,15 @@ def _deepspeed(stage: int, kept: float, sizes: Sizes, batch: int, workers: int) 
 
 
 def kept_bytes(strategy: str, model: str, workers: int, length: int) -> float:
-    """Return the bytes of parameters, gradients and optimizer state on the first worker: as documented, or ideal."""
+    """Return the bytes that a worker has between two steps: as DeepSpeed is known to keep them, or by the papers."""
     architecture, row = describe(model, length), STRATEGIES[strategy]
-    documented = row.documented_bytes(architecture.shapes, workers)
-    return row.ideal_bytes(architecture.elements, workers) if documented is None else documented
-
-
-def predicted_peak(settings: Settings) -> float | None:
-    """Return peak_bytes of a run; None if there is no prediction: own models, other precisions, a given --grid."""
-    if is_own(settings.model) or settings.precision != "fp32" or settings.grid:
-        return None
-    return peak_bytes(settings.strategy, settings.model, settings.world_size, settings.batch_size, settings.length)
+    whole = BYTES * architecture.elements
+    stage = row.zero[0] if row.zero else 0
+    if not stage:
+        return row.ideal_bytes(architecture.elements, workers)
+    if stage == 3:  # with a master copy of the shard, and a bucket for good
+        return 5 * whole / workers + BYTES * BUCKET + (sum(small_parameters(architecture)) if workers > 1 else 0)
+    return whole + 4 * whole / workers
 
 
 def what_would_fit(settings: Settings) -> str:

@@ -149,7 +149,6 @@ def table(settings: Settings, rows: list[Row], faults: list[Fault], base: str) -
         "sent MB": ("sent_bytes", MB, 2),
         "sent as": ("sent_as", 1, 0),
         "exposed ms": ("exposed_ms", 1, 2),
-        "waiting ms": ("waiting_ms", 1, 2),
         "norm": ("norm", 1, 4),
         "loss": ("last_loss", 1, 5),
         "BLEU" if settings.bleu else "metric": ("metric", 1, 4),
