@@ -48,6 +48,7 @@ def work(settings: Settings) -> None:
             prepare(settings.output_dir)
         workload = load_workload(settings)
         log = Log(settings, worker)
+        STRATEGIES[settings.strategy].load(worker)
         memory = PeakMemory(worker.device)  # counts from here: what is there before the model
         with memory.limited(settings.memory_limit_mb, partial(what_would_fit, settings)):
             model = workload.build(settings, worker.device)

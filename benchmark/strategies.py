@@ -121,13 +121,15 @@ class Strategy:
     zero: tuple[int, bool] | tuple[()] = ()
     is_deferred: bool = False  # the model's parameters get their memory in the engine (beyond/deferred.py)
 
-    def make(self, settings: "Settings", worker: "Worker", model: "nn.Module") -> "Engine":
+    def load(self, worker: "Worker") -> Callable[..., "Engine"]:
+        """Import the engine's class and its framework, whose own memory is none of a step's."""
         if self.zero and worker.device.type == "cpu":
             use_cpu()
         file, name = self.engine.split(":")
-        engine = getattr(importlib.import_module(f"benchmark.engines.{file}"), name)
-        made: Engine = engine(*self.zero, settings, worker, model)
-        return made
+        return getattr(importlib.import_module(f"benchmark.engines.{file}"), name)  # type: ignore[no-any-return]
+
+    def make(self, settings: "Settings", worker: "Worker", model: "nn.Module") -> "Engine":
+        return self.load(worker)(*self.zero, settings, worker, model)
 
     @property
     def family(self) -> str:

@@ -4,6 +4,7 @@ Stage 1 shards the optimizer's states over the workers, 2 the gradients too, 3 t
 """
 
 import contextlib
+import io
 import logging
 import os
 import warnings
@@ -52,12 +53,13 @@ class DeepSpeed(Engine):
 
     def wrap(self, model: nn.Module) -> Any:
         """A DeepSpeedEngine, which makes the optimizer as well."""
-        engine, self.optimizer, _, _ = deepspeed.initialize(
-            model=model,
-            model_parameters=weight_decay_groups(model, self.settings.weight_decay),
-            config=deepspeed_config(self.settings, self.name, on_gpu=self.worker.device.type == "cuda"),
-            dist_init_required=False,
-        )
+        with contextlib.redirect_stdout(io.StringIO()):  # its operators "built successfully", on every worker
+            engine, self.optimizer, _, _ = deepspeed.initialize(
+                model=model,
+                model_parameters=weight_decay_groups(model, self.settings.weight_decay),
+                config=deepspeed_config(self.settings, self.name, on_gpu=self.worker.device.type == "cuda"),
+                dist_init_required=False,
+            )
         return engine
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:

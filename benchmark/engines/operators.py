@@ -1,6 +1,7 @@
 """Builds DeepSpeed's operators before anything is timed, once for all programs of a user, and says so."""
 
 import contextlib
+import io
 import os
 import sys
 import threading
@@ -54,7 +55,8 @@ def build(with_messages: bool, beat: Callable[[], None] = lambda: None) -> None:
             advice = "it needs g++, ninja and, with CUDA, the CUDA toolkit (CUDA_HOME); or leave out *_offload"
             raise InputError(f"DeepSpeed cannot build its optimizer for CPUs ({error}); {advice}") from error
         if with_messages:
-            build_shm_op()
+            with contextlib.redirect_stdout(io.StringIO()):  # it says that all is well, in every process
+                build_shm_op()
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ The traced steps are not timed: what the profiler costs stays out of the other f
 """
 
 import json
+import os
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -24,6 +25,7 @@ class Tracer:
     """Records all that happens from start() to stop(); `mark` names a part of it."""
 
     def __init__(self, on_gpu: bool) -> None:
+        os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # errors only: it tells each start and stop otherwise
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
         self._profile = profile(activities=activities)
 
