@@ -83,6 +83,16 @@ def small_model(model: str, workers: int) -> str:
     return f"{kind}-tiny"
 
 
+def small_settings(settings: Settings) -> Settings:
+    """The settings of a proof of what `settings` trains: with a small model, and few examples."""
+    small = replace(settings, model=small_model(settings.model, settings.world_size), batch_size=2, resume=False)
+    if kind_of(small.model) != "own":
+        small = replace(small, tokenizer_name="", data_dir=None, length=32)
+    if settings.precision == "fp16":
+        small = replace(small, precision="fp32")  # a step that the gradient scaler skips would count as wrong
+    return small
+
+
 def prove_all(settings: Settings, worker: Worker, candidates: list[Candidate], keep: Path | None = None) -> list[Proof]:
     """Prove all in turn, with a bar on the first worker; after each, write the rows to `keep`. A collective."""
     proofs: list[Proof] = []

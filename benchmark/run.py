@@ -24,20 +24,22 @@ import torch.distributed as dist
 
 from benchmark.arguments import parse
 from benchmark.measure.machine import environment
+from benchmark.measure.payload import sends_nothing
 from benchmark.measure.record import read_record
 from benchmark.measure.result import assemble, table
 from benchmark.predicted_memory import what_would_fit
+from benchmark.prove import small_settings
 from benchmark.settings import Settings
 from benchmark.strategies import STRATEGIES
 from benchmark.training.log import Log
 from benchmark.training.loop import train
 from benchmark.training.trained import bleu_of, whole_model
-from benchmark.training.workload import Workload, load_workload
+from benchmark.training.workload import Workload, load_workload, to_device
 from benchmark.workers import join, on_workers, prepare
 from common.errors import InputError, exit_on_input_error
 from common.paths import atomic_write
 from common.peak_memory import PeakMemory
-from common.workers.process_group import process_group
+from common.workers.process_group import Worker, process_group
 
 
 def work(settings: Settings) -> None:
@@ -48,7 +50,7 @@ def work(settings: Settings) -> None:
             prepare(settings.output_dir)
         workload = load_workload(settings)
         log = Log(settings, worker)
-        STRATEGIES[settings.strategy].load(worker)
+        warm_up(small_settings(settings), worker)
         memory = PeakMemory(worker.device)  # counts from here: what is there before the model
         with memory.limited(settings.memory_limit_mb, partial(what_would_fit, settings)):
             model = workload.build(settings, worker.device)
@@ -57,6 +59,8 @@ def work(settings: Settings) -> None:
             del model
             gc.collect()  # a model of transformers refers to itself: where it was cut, the rest would stay for a while
             measured = train(settings, worker, workload, engine, log, memory)
+        if nothing := sends_nothing(settings.strategy, settings.world_size, measured.sent[0]):
+            raise InputError(nothing)
         record = assemble(settings, begin, shapes, measured, log)
         if (settings.save or settings.bleu) and (trained := whole_model(settings, engine, workload)):
             if settings.bleu:
@@ -69,6 +73,18 @@ def work(settings: Settings) -> None:
         if worker.is_first:
             with atomic_write(settings.output_dir / "result.json") as file:
                 json.dump(replace(record, workers=tuple(everybody)).as_json(), file, indent=1)
+
+
+def warm_up(settings: Settings, worker: Worker) -> None:
+    """Take a step with a small model: what libraries allocate once in a process is not counted as a step's memory."""
+    workload = load_workload(settings)
+    engine = STRATEGIES[settings.strategy].make(settings, worker, workload.build(settings, worker.device))
+    batches = worker.batches(to_device(workload.batches(settings), worker.device))
+    for micro in range(1, settings.accumulation + 1):
+        engine.backward(engine.forward(next(batches)), last=micro == settings.accumulation)
+    engine.step(settings.learning_rate)
+    del engine
+    gc.collect()
 
 
 def save_model(folder: Path, model: Any, workload: Workload) -> None:

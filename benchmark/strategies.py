@@ -121,15 +121,13 @@ class Strategy:
     zero: tuple[int, bool] | tuple[()] = ()
     is_deferred: bool = False  # the model's parameters get their memory in the engine (beyond/deferred.py)
 
-    def load(self, worker: "Worker") -> Callable[..., "Engine"]:
-        """Import the engine's class and its framework, whose own memory is none of a step's."""
+    def make(self, settings: "Settings", worker: "Worker", model: "nn.Module") -> "Engine":
         if self.zero and worker.device.type == "cpu":
             use_cpu()
         file, name = self.engine.split(":")
-        return getattr(importlib.import_module(f"benchmark.engines.{file}"), name)  # type: ignore[no-any-return]
-
-    def make(self, settings: "Settings", worker: "Worker", model: "nn.Module") -> "Engine":
-        return self.load(worker)(*self.zero, settings, worker, model)
+        engine = getattr(importlib.import_module(f"benchmark.engines.{file}"), name)
+        made: Engine = engine(*self.zero, settings, worker, model)
+        return made
 
     @property
     def family(self) -> str:

@@ -44,7 +44,6 @@ class ComparedStrategy:
             settings = replace(settings, **{more: getattr(settings, more) * settings.world_size}, world_size=1, rank=0)
         self.label, self.settings, self.worker = label, replace(settings, strategy=label.strategy), worker
         self.waits = alone and not worker.is_first
-        STRATEGIES[label.strategy].load(worker)
         self.memory = PeakMemory(worker.device)
         model = workload.build(self.settings, worker.device)
         self.engine = STRATEGIES[label.strategy].make(self.settings, worker, model)

@@ -33,6 +33,13 @@ def sent(name: str, size: int, workers: int, backend: str = "gloo") -> float:
     return 0 if name == "barrier" else share
 
 
+def sends_nothing(strategy: str, workers: int, sent_bytes: float | None) -> str:
+    """Say that a strategy with several workers has sent nothing; empty if it has, or if it is not known."""
+    if workers == 1 or sent_bytes != 0:
+        return ""
+    return f"{strategy}: a step sends nothing to the other workers, so nothing is synchronised; see benchmark.prove"
+
+
 class Payload:
     """The collectives of one step, which begins with this object; the recorder is slow to read."""
 
