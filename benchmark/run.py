@@ -27,12 +27,14 @@ from benchmark.measure.machine import environment
 from benchmark.measure.payload import sends_nothing
 from benchmark.measure.record import read_record
 from benchmark.measure.result import assemble, table
+from benchmark.names import is_own
 from benchmark.predicted_memory import what_would_fit
 from benchmark.prove import small_settings
 from benchmark.settings import Settings
 from benchmark.strategies import STRATEGIES
 from benchmark.training.log import Log
 from benchmark.training.loop import train
+from benchmark.training.model_config import model_config
 from benchmark.training.trained import bleu_of, whole_model
 from benchmark.training.workload import Workload, load_workload, to_device
 from benchmark.workers import join, on_workers, prepare
@@ -40,6 +42,8 @@ from common.errors import InputError, exit_on_input_error
 from common.paths import atomic_write
 from common.peak_memory import PeakMemory
 from common.workers.process_group import Worker, process_group
+
+MOST_EXAMPLES = 16  # of a worker, with the small model
 
 
 def work(settings: Settings) -> None:
@@ -50,7 +54,7 @@ def work(settings: Settings) -> None:
             prepare(settings.output_dir)
         workload = load_workload(settings)
         log = Log(settings, worker)
-        warm_up(small_settings(settings), worker)
+        warm_up(settings, worker)
         memory = PeakMemory(worker.device)  # counts from here: what is there before the model
         with memory.limited(settings.memory_limit_mb, partial(what_would_fit, settings)):
             model = workload.build(settings, worker.device)
@@ -76,13 +80,19 @@ def work(settings: Settings) -> None:
 
 
 def warm_up(settings: Settings, worker: Worker) -> None:
-    """Take a step with a small model: what libraries allocate once in a process is not counted as a step's memory."""
-    workload = load_workload(settings)
-    engine = STRATEGIES[settings.strategy].make(settings, worker, workload.build(settings, worker.device))
-    batches = worker.batches(to_device(workload.batches(settings), worker.device))
-    for micro in range(1, settings.accumulation + 1):
-        engine.backward(engine.forward(next(batches)), last=micro == settings.accumulation)
-    engine.step(settings.learning_rate)
+    """Take a step with a small model: what libraries allocate once in a process is not counted as a step's memory.
+
+    How much that is depends on the sizes of a batch.
+    """
+    small = replace(small_settings(settings), batch_size=min(settings.batch_size, MOST_EXAMPLES), accumulation=1)
+    if not is_own(small.model):
+        longest = getattr(model_config(small.model)[2], "n_positions", settings.length)
+        small = replace(small, length=min(settings.length, longest))
+    workload = load_workload(small)
+    engine = STRATEGIES[small.strategy].make(small, worker, workload.build(small, worker.device))
+    batch = next(worker.batches(to_device(workload.batches(small), worker.device)))
+    engine.backward(engine.forward(batch), last=True)
+    engine.step(small.learning_rate)
     del engine
     gc.collect()
 
