@@ -13,6 +13,7 @@ from typing import Any
 from benchmark import predict
 from benchmark.measure.machine import environment, machine_line
 from benchmark.measure.output import MB, rows_table, write_csv
+from benchmark.measured_costs import costs_of
 from benchmark.predicted_memory import peak_bytes
 from benchmark.predicted_step import PREDICTED, Cell, Costs, examples_at_a_time
 from benchmark.predicted_step import predict as predict_step
@@ -42,24 +43,17 @@ def read() -> tuple[str, list[Row]]:
 def errors(strategy: str) -> tuple[float, str]:
     """Return the largest error of all predictions, and a sentence about those of a strategy."""
     about, rows = read()
-    if not rows:
-        return 0.0, "these predictions have not been compared yet: run `python -m benchmark.predict --compare`"
     of_all, own = [abs(row["error"]) for row in rows], [row["error"] for row in rows if row["strategy"] == strategy]
     of_strategy = f"{strategy} {min(own):+.0%} to {max(own):+.0%}, " if own else ""
-    mean, most = statistics.fmean(of_all), max(of_all)
-    return (
-        most,
-        f"errors when last compared: {of_strategy}all cells {mean:.0%} in the mean, at most {most:.0%} ({about})",
-    )
+    of_others = f"all cells {statistics.fmean(of_all):.0%} in the mean, at most {max(of_all):.0%}"
+    return max(of_all), f"errors when last compared: {of_strategy}{of_others} ({about})"
 
 
 def far(workers: int, rate: float | None) -> list[str]:
     """Return what is far beyond all cells that were compared, a line each."""
     _, rows = read()
-    if not rows:
-        return []
     most = max(row["workers"] for row in rows)
-    least = min(bits_per_second(row["rate"]) for row in rows if row["rate"])
+    least = min((bits_per_second(row["rate"]) for row in rows if row["rate"]), default=0.0)
     lines = [f"far beyond what was compared: {workers} workers, up to {most:.0f} were"] if workers > FAR * most else []
     if rate and rate < least / FAR:
         lines.append(f"far beyond what was compared: links of {rate / 1e6:g} Mbit/s, down to {least / 1e6:g} were")
@@ -87,7 +81,7 @@ def compare_group(strategies: tuple[str, ...], model: str, workers: int, batch: 
     cells = [Cell(strategy, model, workers, batch, LENGTH) for strategy in strategies]
     for cell in cells:
         if examples_at_a_time(cell) not in costs:
-            costs[examples_at_a_time(cell)] = predict.costs_of(cell, question)
+            costs[examples_at_a_time(cell)] = costs_of(cell, question)
     measured = measure_steps(strategies, model, workers, batch, rate)
     for cell in cells:
         if row := measured.get(cell.strategy):

@@ -28,7 +28,6 @@ from benchmark.measure.payload import sends_nothing
 from benchmark.measure.record import read_record
 from benchmark.measure.result import assemble, table
 from benchmark.names import is_own
-from benchmark.predicted_memory import what_would_fit
 from benchmark.prove import small_settings
 from benchmark.settings import Settings
 from benchmark.strategies import STRATEGIES
@@ -43,6 +42,7 @@ from common.paths import atomic_write
 from common.peak_memory import PeakMemory
 from common.workers.process_group import Worker, process_group
 
+ADVICE = "`python -m benchmark.predict --strategy S --workers N` says what another strategy needs"
 MOST_EXAMPLES = 16  # of a worker, with the small model
 
 
@@ -56,7 +56,7 @@ def work(settings: Settings) -> None:
         log = Log(settings, worker)
         warm_up(settings, worker)
         memory = PeakMemory(worker.device)  # counts from here: what is there before the model
-        with memory.limited(settings.memory_limit_mb, partial(what_would_fit, settings)):
+        with memory.limited(settings.memory_limit_mb, lambda: ADVICE):
             model = workload.build(settings, worker.device)
             shapes = [parameter.shape for parameter in model.parameters()]
             engine = STRATEGIES[settings.strategy].make(settings, worker, model)

@@ -36,9 +36,9 @@ class Communication:
 class Memory:
     """One worker's bytes; None: could not be measured.
 
-    persistent: parameters, gradients and optimizer right after backward, by the papers (ideal), and counted. peak: the
-    most that was alive in a step, beyond what was there before the model. process_peak: of the whole process.
-    device_reserved: by torch on a GPU.
+    persistent: parameters, gradients and optimizer right after backward, by the papers (ideal), and what is alive then
+    (counted). peak: the most that was alive in a step. Both are beyond what was there before the model.
+    process_peak: of the whole process. device_reserved: by torch on a GPU.
     """
 
     persistent_ideal: float

@@ -8,7 +8,6 @@ import torch.distributed as dist
 from tqdm.auto import tqdm
 
 from benchmark.engines.engine import Engine
-from benchmark.measure.memory import counted
 from benchmark.measure.meter import Meter, gpu_figures
 from benchmark.measure.payload import Payload, Sent
 from benchmark.measure.profile import Tracer, communication
@@ -17,7 +16,7 @@ from benchmark.settings import Settings
 from benchmark.training import checkpoint_folder
 from benchmark.training.log import Log
 from benchmark.training.workload import Workload, to_device
-from common.peak_memory import PeakMemory
+from common.peak_memory import PeakMemory, alive_bytes
 from common.workers.process_group import Worker
 
 TRACED = 2  # steps
@@ -109,7 +108,8 @@ def train(
             loss += value.item() / settings.accumulation
             memory.sample()
         if step == plan.timed_from - 1 and step > 0:  # AdamW makes its states in the first step
-            measured.persistent = counted(engine)
+            alive = alive_bytes(worker.device)
+            measured.persistent = None if alive is None else alive - memory.before
         with meter.phase("optimizer"):
             engine.step(rate_at(settings, step))
         measured.norms.append(engine.norm)

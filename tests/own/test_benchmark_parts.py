@@ -6,17 +6,14 @@ import re
 import threading
 import time
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import nn
 
 from benchmark.arguments import parse
 from benchmark.engines.deepspeed_config import deepspeed_config
 from benchmark.measure.architecture import describe
 from benchmark.measure.intervals import interval, mean_interval, ratio
-from benchmark.measure.memory import counted
 from benchmark.measure.mfu import utilisation
 from benchmark.measure.payload import sent
 from benchmark.measure.profile import communication
@@ -211,16 +208,6 @@ def test_bytes_of_a_collective_of_100_bytes_on_4_workers(name, bytes_out):
 )
 def test_bytes_per_parameter_on_four_workers(strategy, ideal):
     assert STRATEGIES[strategy].ideal_bytes(800_000, workers=4) == ideal * 800_000
-
-
-def test_shared_storages_are_counted_once():
-    shared = nn.Linear(10, 10, bias=False)
-    model = nn.Sequential(shared, nn.Linear(10, 10, bias=False))
-    model[1].weight = shared.weight
-    model(torch.ones(1, 10)).sum().backward()
-    engine = SimpleNamespace(bare=model, state=[torch.zeros(50), shared.weight.detach()[:5]])
-
-    assert counted(engine) == 400 + 400 + 200  # the parameters, their gradients, the rest
 
 
 # --- data ---
