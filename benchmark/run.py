@@ -28,6 +28,7 @@ from benchmark.measure.payload import sends_nothing
 from benchmark.measure.record import read_record
 from benchmark.measure.result import assemble, table
 from benchmark.names import is_own
+from benchmark.proof.prover import NOT_PROVED
 from benchmark.prove import small_settings
 from benchmark.settings import Settings
 from benchmark.strategies import STRATEGIES
@@ -97,6 +98,12 @@ def warm_up(settings: Settings, worker: Worker) -> None:
     gc.collect()
 
 
+def prove_command(settings: Settings) -> str:
+    """Return the command that proves what this run has timed."""
+    what = f"--strategies {settings.strategy} --model {settings.model} --workers {settings.world_size}"
+    return f"python -m benchmark.prove {what} --precision {settings.precision}"
+
+
 def save_model(folder: Path, model: Any, workload: Workload) -> None:
     """The model and its tokenizer in Hugging Face's format. Of a user's own model, its state_dict in model.pt."""
     try:
@@ -116,7 +123,9 @@ def main() -> None:
         load_workload(settings)  # a wrong name or empty data is said once, not by every worker
     if on_workers("benchmark.run", settings, flags.starts_workers, [settings.strategy], partial(work, settings)):
         record = read_record(settings.output_dir / "result.json")
-        print(table(record), json.dumps(record.summary()), sep="\n")
+        note = "" if settings.strategy == "single" else f"gradient not proved: {prove_command(settings)}"
+        gradient = {"gradient": NOT_PROVED if note else "ok"}
+        print(table(record), *filter(None, [note]), json.dumps(record.summary() | gradient), sep="\n")
 
 
 if __name__ == "__main__":
