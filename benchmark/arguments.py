@@ -83,6 +83,7 @@ def _parser(command: str, about: str, add_flags: AddFlags) -> argparse.ArgumentP
     add("--length", type=int, default=64, help="tokens per example (%(default)s)")
     add("--precision", choices=PRECISIONS, default="fp32", help="numeric precision (default: fp32)")
     add("--deepspeed_config", type=Path, help="a DeepSpeed file of your own")
+    add("--find_unused_parameters", action="store_true", help="ddp: allow parameters that get no gradient in a step")
     add("--bucket_mb", type=float, help=f"own_overlap: gradient bucket size in MiB ({BUCKET_MB:g})")
     add("--grid", help="own_grid: workers along each axis, such as data=2,tensor=2 (the default on 4)")
     add("--bleu", action="store_true", help="T5: BLEU of the trained model, which the first worker gathers")

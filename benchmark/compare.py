@@ -14,8 +14,7 @@ table.
 
 peak: what a step needs of memory. sent: by one worker in a step, and as which dtypes (gradients + parameters). exposed:
 communication or waiting for another worker while nothing is computed, in two steps under the profiler after the last
-round. waiting: the part of it until the last worker has come; unknown where they send one by one. norm: of the
-last step's gradient. metric: that of a user's own model, or BLEU with --bleu, after the last step.
+round. norm: of the last step's gradient. metric: that of a user's own model, or BLEU with --bleu, after the last step.
 
 Writes comparison.json, comparison.csv and comparison.png to --output_dir. Other flags are those of benchmark.run.
 """
@@ -42,8 +41,8 @@ from benchmark.measure.machine import environment, machine_line
 from benchmark.measure.output import publish, write_csv
 from benchmark.measure.turns import take_rounds_alone
 from benchmark.measure.two_results import compare_results
-from benchmark.names import add_strategies, is_own, names_of
-from benchmark.prove import candidates_of, prove_all, small_model, verdict
+from benchmark.names import add_strategies, names_of
+from benchmark.prove import candidates_of, prove_all, small_settings, verdict
 from benchmark.settings import Settings
 from benchmark.strategies import FAMILIES, STRATEGIES, Label, why_not
 from benchmark.training.workload import load_workload
@@ -92,11 +91,7 @@ def mean_losses(worker: Worker, compared: list[ComparedStrategy], count: int) ->
 
 def prove_labels(settings: Settings, worker: Worker, labels: list[Label]) -> list[dict[str, Any]]:
     """The rows of benchmark.prove for these strategies, on every worker. A collective."""
-    small = replace(settings, model=small_model(settings.model, settings.world_size), batch_size=2)
-    if not is_own(small.model):
-        small = replace(small, tokenizer_name="", data_dir=None, length=32)
-    if settings.precision == "fp16":
-        small = replace(small, precision="fp32")  # a step that the gradient scaler skips would count as wrong
+    small = small_settings(settings)
     names = dict.fromkeys(label.strategy for label in labels if label.strategy != "single")
     candidates, left_out = candidates_of(small, list(names))
     rows: list[Any] = [[proof.row() for proof in [*left_out, *prove_all(small, worker, candidates)]]]

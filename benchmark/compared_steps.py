@@ -13,6 +13,7 @@ from typing import Any
 from benchmark import predict
 from benchmark.measure.machine import environment, machine_line
 from benchmark.measure.output import MB, rows_table, write_csv
+from benchmark.measured_costs import costs_of
 from benchmark.predicted_memory import peak_bytes
 from benchmark.predicted_step import PREDICTED, Cell, Costs, examples_at_a_time
 from benchmark.predicted_step import predict as predict_step
@@ -26,7 +27,7 @@ STEPS, LENGTH = 12, 64  # of each strategy, with those that warm up; tokens of a
 Group = tuple[tuple[str, ...], str, int, int, str]
 GROUPS: tuple[Group, ...] = (  # strategies, model, workers, examples of each, rate of links; none: loopback
     (PREDICTED[1:], "gpt2-tiny", 2, 4, ""),  # without single
-    (("ddp", "fsdp", "zero2", "own_zero3"), "gpt2-24m", 2, 2, ""),
+    (("ddp", "fsdp", "own_zero3"), "gpt2-24m", 2, 2, ""),
     (("ddp", "own_ring", "own_overlap", "own_zero2", "own_zero3"), "gpt2-tiny", 4, 4, "100mbit"),
 )
 Row = dict[str, Any]
@@ -42,24 +43,17 @@ def read() -> tuple[str, list[Row]]:
 def errors(strategy: str) -> tuple[float, str]:
     """Return the largest error of all predictions, and a sentence about those of a strategy."""
     about, rows = read()
-    if not rows:
-        return 0.0, "these predictions have not been compared yet: run `python -m benchmark.predict --compare`"
     of_all, own = [abs(row["error"]) for row in rows], [row["error"] for row in rows if row["strategy"] == strategy]
     of_strategy = f"{strategy} {min(own):+.0%} to {max(own):+.0%}, " if own else ""
-    mean, most = statistics.fmean(of_all), max(of_all)
-    return (
-        most,
-        f"errors when last compared: {of_strategy}all cells {mean:.0%} in the mean, at most {most:.0%} ({about})",
-    )
+    of_others = f"all cells {statistics.fmean(of_all):.0%} in the mean, at most {max(of_all):.0%}"
+    return max(of_all), f"errors when last compared: {of_strategy}{of_others} ({about})"
 
 
 def far(workers: int, rate: float | None) -> list[str]:
     """Return what is far beyond all cells that were compared, a line each."""
     _, rows = read()
-    if not rows:
-        return []
     most = max(row["workers"] for row in rows)
-    least = min(bits_per_second(row["rate"]) for row in rows if row["rate"])
+    least = min((bits_per_second(row["rate"]) for row in rows if row["rate"]), default=0.0)
     lines = [f"far beyond what was compared: {workers} workers, up to {most:.0f} were"] if workers > FAR * most else []
     if rate and rate < least / FAR:
         lines.append(f"far beyond what was compared: links of {rate / 1e6:g} Mbit/s, down to {least / 1e6:g} were")
@@ -69,9 +63,11 @@ def far(workers: int, rate: float | None) -> list[str]:
 def compare() -> dict[str, Any]:
     """Measure and predict all groups; print and rewrite the table, and return its figures."""
     begin = environment()
-    rows = [row for group in GROUPS for row in compare_group(*group)]
-    about = f"python -m benchmark.predict --compare; {machine_line(begin)}"
-    write_csv(FILE, [list(rows[0]), *(list(row.values()) for row in rows)], about)
+    rows, about = list[Row](), ""
+    for group in GROUPS:
+        rows += compare_group(*group)
+        about = f"python -m benchmark.predict --compare; {machine_line(begin)}"
+        write_csv(FILE, [list(rows[0]), *(list(row.values()) for row in rows)], about)
     print(rows_table(rows), errors("ddp")[1], sep="\n")
     return {"about": about, "cells": rows}
 
@@ -85,7 +81,7 @@ def compare_group(strategies: tuple[str, ...], model: str, workers: int, batch: 
     cells = [Cell(strategy, model, workers, batch, LENGTH) for strategy in strategies]
     for cell in cells:
         if examples_at_a_time(cell) not in costs:
-            costs[examples_at_a_time(cell)] = predict.costs_of(cell, question)
+            costs[examples_at_a_time(cell)] = costs_of(cell, question)
     measured = measure_steps(strategies, model, workers, batch, rate)
     for cell in cells:
         if row := measured.get(cell.strategy):
@@ -104,11 +100,10 @@ def measure_steps(strategies: tuple[str, ...], model: str, workers: int, batch: 
     """Return benchmark.compare's rows by strategy."""
     with tempfile.TemporaryDirectory() as folder:
         words = [sys.executable, "-m", "benchmark.compare", "--model", model, "--batch_size", str(batch)]
-        words += ["--length", str(LENGTH), "--only", ",".join(strategies), "--max_steps", str(STEPS), "--no_cuda"]
-        words += ["--output_dir", folder, "--overwrite_output_dir"]
+        words += ["--length", str(LENGTH), "--strategies", ",".join(strategies), "--max_steps", str(STEPS)]
+        words += ["--no_cuda", "--hang_seconds", "300", "--output_dir", folder, "--overwrite_output_dir"]
         command = on_nodes(workers, rate, words) if rate else [*words, "--workers", str(workers)]
-        done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    if done.returncode:
-        raise InputError(f"{' '.join(command)} failed: {done.stdout[-1000:]}")
-    figures = [line for line in done.stdout.splitlines() if line.startswith("{")][-1]  # a profiler may print after it
-    return {row["strategy"]: row for row in json.loads(figures)["rows"]}
+        if subprocess.run(command, cwd=ROOT, stdout=sys.stderr).returncode:
+            raise InputError(f"{' '.join(command)} failed; see its output above")
+        result = json.loads(Path(folder, "comparison.json").read_text())
+    return {row["strategy"]: row for row in result["rows"]}

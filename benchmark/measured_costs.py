@@ -3,83 +3,75 @@
 The link's two numbers are those with which b.15's formula gives the measured times of a small and a large all_reduce.
 """
 
-import json
-import sys
-import tempfile
-import time
-from dataclasses import replace
+import argparse
+import os
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
 from benchmark.arguments import parse
+from benchmark.checks.ranks import on_ranks
 from benchmark.engines.single import Single
 from benchmark.measure.turns import take_rounds
-from benchmark.settings import Settings
+from benchmark.predicted_step import Cell, Costs, examples_at_a_time
 from benchmark.training.workload import load_workload
-from benchmark.workers import join, start_workers
-from common.errors import exit_on_input_error
-from common.paths import atomic_write
-from common.workers.process_group import Worker, process_group
+from beyond.cost_model import Link
+from common.config import RunConfig
+from common.workers.process_group import Worker
 
-WARM_UP, STEPS = 3, 12
-SMALL, LARGE, ROUNDS = 4096, 2**23, 15  # bytes of an all_reduce; how often
-FILE = "costs.json"
+WARM_UP, ROUNDS = 2, 9
+SMALL, LARGE = 4096, 2**23  # bytes of an all_reduce
+PAYLOAD = 0.95  # of a link's bytes: the rest are the headers of TCP, IP and Ethernet
+MOST_RANKS = 4  # that are started to measure
 
 
-def measure(model: str, workers: int, examples: int, length: int) -> dict[str, float]:
-    """Start workers on this machine that all compute the whole model; return what the first one measured.
+def costs_of(cell: Cell, flags: argparse.Namespace) -> Costs:
+    """Return the costs for a cell: measured here, but for what the flags say."""
+    cores, examples = len(os.sched_getaffinity(0)), examples_at_a_time(cell)
+    ranks = 1 if flags.cores else min(cell.workers, max(2, min(cores, MOST_RANKS)))
+    measured = {"latency": 0.0, "bandwidth": float("inf")}  # where loopback is not measured, it takes no time
+    if flags.forward_backward is None or (cell.workers > 1 and None in (flags.rate, flags.latency)):
+        if flags.cores:
+            os.environ["OMP_NUM_THREADS"] = str(flags.cores)
+        measured |= on_ranks(measure, ranks, model=cell.model, examples=examples, length=cell.length)[0]
+    per_core = 1.0 if flags.cores else max(1.0, cell.workers / cores)
+    slower = per_core / max(1.0, ranks / cores)  # than it was for the ranks that measured
+    latency, bandwidth = measured["latency"] * slower, measured["bandwidth"] / slower
+    busy = 1.0
+    if flags.rate is not None:  # the rest of a message's time is the link's
+        bandwidth, busy = min(flags.rate / 8 * PAYLOAD, bandwidth), min(1.0, flags.rate / 8 * PAYLOAD / bandwidth)
+    link = Link(latency if flags.latency is None else flags.latency, bandwidth)
+    if flags.forward_backward is not None:
+        return Costs(flags.forward_backward * examples / cell.batch, 0.0, link, busy, per_core)
+    return Costs(measured["forward_backward"] * slower, measured["optimizer"] * slower, link, busy, per_core)
 
-    forward_backward, optimizer: seconds for so many examples. latency, bandwidth: of two workers or more.
+
+def measure(config: RunConfig, model: str, examples: int, length: int) -> dict[str, float]:
+    """On one of some ranks that all compute the whole model, each alone, and send, in turns: the medians, in seconds.
+
+    forward_backward, optimizer: for so many examples. latency, bandwidth: of two ranks or more.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        words = ["--model", model, "--batch_size", str(examples), "--length", str(length), "--no_cuda"]
-        words += ["--output_dir", folder, "--overwrite_output_dir"]
-        if code := start_workers("benchmark.measured_costs", workers, words):
-            sys.exit(code)
-        return json.loads((Path(folder) / FILE).read_text())  # type: ignore[no-any-return]
+    words = ["--model", model, "--batch_size", str(examples), "--length", str(length), "--no_cuda", "--workers", "1"]
+    alone, _ = parse([*words, "--strategy", "single"])
+    worker, workload = Worker(config.rank, config.world_size), load_workload(alone)
+    engine, batches = Single(alone, worker, workload.build(alone)), workload.batches(alone)
 
+    def forward_backward() -> None:
+        engine.backward(engine.forward(next(batches)), last=True)
 
-def work(settings: Settings) -> None:
-    """One worker; the first one keeps the figures."""
-    with process_group(settings, join) as worker:
-        figures = step_seconds(settings, worker)
-        if worker.world_size > 1:
-            figures |= link_figures(worker.world_size)
-        if worker.is_first:
-            with atomic_write(settings.output_dir / FILE) as file:
-                json.dump(figures, file)
+    def step() -> None:
+        forward_backward()
+        engine.step(alone.learning_rate)
 
-
-def step_seconds(settings: Settings, worker: Worker) -> dict[str, float]:
-    """Take steps of the whole model on this worker alone; return the medians. All workers begin each step together."""
-    alone, workload = replace(settings, strategy="single", world_size=1, rank=0), load_workload(settings)
-    engine, batches = Single(alone, worker, workload.build(alone)), worker.batches(workload.batches(alone))
-    steps = []
-    for _ in range(STEPS):
-        worker.pulse.beat()
-        batch = next(batches)
-        dist.barrier()
-        begin = time.perf_counter()
-        engine.backward(engine.forward(batch), last=True)
-        middle = time.perf_counter()
-        engine.step(settings.learning_rate)
-        steps.append((middle - begin, time.perf_counter() - middle))
-    forward_backward, optimizer = np.median(steps[WARM_UP:], axis=0).tolist()
-    return {"forward_backward": forward_backward, "optimizer": optimizer}
-
-
-def link_figures(workers: int) -> dict[str, float]:
-    """Solve b.15's formula, rounds * (latency + size / workers / bandwidth), for its two unknowns."""
-    rounds, sizes = 2 * (workers - 1), (SMALL, LARGE)
-    calls = [partial(dist.all_reduce, torch.ones(size // 4)) for size in sizes]
-    small, large = np.median(take_rounds(calls, ROUNDS, WARM_UP, dist.barrier), axis=0).tolist()
-    per_byte = max(large - small, 1e-9) / (rounds * (LARGE - SMALL) / workers)
-    return {"latency": max(0.0, small / rounds - per_byte * SMALL / workers), "bandwidth": 1 / per_byte}
-
-
-if __name__ == "__main__":
-    exit_on_input_error(lambda: work(parse(sys.argv[1:], "measured_costs", __doc__, lambda parser: None)[0]))
+    messages = [partial(dist.all_reduce, torch.ones(size // 4)) for size in (SMALL, LARGE)]
+    medians = np.median(take_rounds([forward_backward, step, *messages], ROUNDS, WARM_UP, dist.barrier), axis=0)
+    computing, whole, small, large = medians.tolist()
+    figures = {"forward_backward": computing, "optimizer": max(0.0, whole - computing)}
+    ranks, rounds = config.world_size, 2 * (config.world_size - 1)
+    if ranks == 1:
+        return figures
+    # b.15's formula, rounds * (latency + size / ranks / bandwidth), solved for its two unknowns.
+    per_byte = max(large - small, 1e-9) / (rounds * (LARGE - SMALL) / ranks)
+    return figures | {"latency": max(0.0, small / rounds - per_byte * SMALL / ranks), "bandwidth": 1 / per_byte}

@@ -18,18 +18,11 @@ import json
 import os
 import sys
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
-from benchmark.names import MODELS, check_model, command_parser, is_own
-from beyond.cost_model import Link, seconds
+from benchmark.names import MODELS, check_model, command_parser
+from beyond.cost_model import seconds
 from common.errors import InputError, exit_on_input_error
 from common.flags import check_at_least, link_rate, positive
-
-if TYPE_CHECKING:
-    from benchmark.predicted_step import Cell, Costs
-
-PAYLOAD = 0.95  # of a link's bytes: the rest are the headers of TCP, IP and Ethernet
-MOST_RANKS = 4  # that are started to measure
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -50,8 +43,6 @@ def parse(argv: list[str]) -> argparse.Namespace:
     flags = parser.parse_args(argv)
     check_at_least(flags, 8, "length")
     check_model("--model", flags.model)
-    if is_own(flags.model):
-        raise InputError(f"--model: expected a GPT-2 or a T5, whose parts are known; got {flags.model}")
     if flags.cores and flags.workers > 1 and None in (flags.rate, flags.latency):
         raise InputError("--cores: workers with machines of their own have links; add their --rate and --latency")
     cores = len(os.sched_getaffinity(0))
@@ -60,34 +51,11 @@ def parse(argv: list[str]) -> argparse.Namespace:
     return flags
 
 
-def costs_of(cell: "Cell", flags: argparse.Namespace) -> "Costs":
-    """Return the costs for a cell: measured here, but for what the flags say."""
-    from benchmark.measured_costs import measure  # here and below: the flags are checked before torch is loaded
-    from benchmark.predicted_step import Costs, examples_at_a_time
-
-    cores, examples = len(os.sched_getaffinity(0)), examples_at_a_time(cell)
-    ranks = 1 if flags.cores else min(cell.workers, max(2, min(cores, MOST_RANKS)))
-    measured = {"latency": 0.0, "bandwidth": float("inf")}  # where loopback is not measured, it takes no time
-    if flags.forward_backward is None or (cell.workers > 1 and None in (flags.rate, flags.latency)):
-        if flags.cores:
-            os.environ["OMP_NUM_THREADS"] = str(flags.cores)
-        measured |= measure(cell.model, ranks, examples, cell.length)
-    per_core = 1.0 if flags.cores else max(1.0, cell.workers / cores)
-    slower = per_core / max(1.0, ranks / cores)  # than it was for the ranks that measured
-    latency, bandwidth = measured["latency"] * slower, measured["bandwidth"] / slower
-    busy = 1.0
-    if flags.rate is not None:  # the rest of a message's time is the link's
-        bandwidth, busy = min(flags.rate / 8 * PAYLOAD, bandwidth), min(1.0, flags.rate / 8 * PAYLOAD / bandwidth)
-    link = Link(latency if flags.latency is None else flags.latency, bandwidth)
-    if flags.forward_backward is not None:
-        return Costs(flags.forward_backward * examples / cell.batch, 0.0, link, busy, per_core)
-    return Costs(measured["forward_backward"] * slower, measured["optimizer"] * slower, link, busy, per_core)
-
-
 def main() -> None:
     flags = parse(sys.argv[1:])
-    from benchmark import compared_steps
-    from benchmark.predicted_memory import kept_bytes, peak_bytes
+    from benchmark import compared_steps  # here: the flags are checked before torch is loaded
+    from benchmark.measured_costs import costs_of
+    from benchmark.predicted_memory import peak_bytes
     from benchmark.predicted_step import Cell, check, predict, range_of
 
     if flags.compare:
@@ -98,7 +66,6 @@ def main() -> None:
     costs, far = costs_of(cell, flags), compared_steps.far(cell.workers, flags.rate)
     step, (error, errors) = predict(cell, costs), compared_steps.errors(cell.strategy)
     least, most = range_of(cell, costs, error) if far else (step.total, step.total)
-    kept = kept_bytes(cell.strategy, cell.model, cell.workers, cell.length)
     peak = peak_bytes(cell.strategy, cell.model, cell.workers, cell.batch, cell.length)
     link = f"{costs.link.latency * 1e6:.0f} us and {costs.link.bandwidth / 1e6:,.0f} MB/s"
     print(f"{cell.strategy}, {cell.model}, {cell.workers} workers, {cell.batch} x {cell.length} tokens each, {link}")
@@ -107,9 +74,9 @@ def main() -> None:
     print(f"    exposed communication {step.exposed * 1e3:>10.2f} ms, and {step.hidden * 1e3:.2f} ms are hidden")
     print(f"    optimizer             {step.optimizer * 1e3:>10.2f} ms")
     print(f"  sent by a worker        {step.sent / 1e6:>10.2f} MB")
-    print(f"  memory of a worker      {peak / 1e6:>10.2f} MB at its peak, {kept / 1e6:.2f} MB between two steps")
+    print(f"  memory of a worker      {peak / 1e6:>10.2f} MB at the peak of a step")
     print(*far, errors, sep="\n")
-    figures = {"least_s": least, "most_s": most, "step": asdict(step), "peak_bytes": peak, "kept_bytes": kept}
+    figures = {"least_s": least, "most_s": most, "step": asdict(step), "peak_bytes": peak}
     numbers = asdict(costs) if cell.workers > 1 else None
     print(json.dumps({"cell": asdict(cell), **figures, "costs": numbers, "far": far}))
 

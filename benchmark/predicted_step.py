@@ -17,7 +17,6 @@ from functools import partial
 
 from benchmark.engines.engine import micro_batches
 from benchmark.measure.architecture import Architecture, describe
-from benchmark.measure.state_bytes import BUCKET, WHOLE
 from benchmark.strategies import STRATEGIES
 from beyond.cost_model import Link, TimedBucket, ring_all_reduce_seconds, step_time
 from beyond.step_memory import BYTES, cut
@@ -29,7 +28,9 @@ PREDICTED = (
 )  # fmt: skip
 DDP_FIRST, DDP_BUCKET = 2**20, 25 * 2**20  # bytes; of torch's DistributedDataParallel
 OWN_BUCKET = 4 * 2**20  # of own_overlap
-LIVE = 4e9  # bytes; what is more, DeepSpeed's stage 3 gathers again in backward (stage3_max_live_parameters)
+# Of configs/zero*.json, in elements: reduce_bucket_size; what stage 3 keeps whole (stage3_param_persistence_threshold);
+# with more than stage3_max_live_parameters, stage 3 gathers again in backward.
+BUCKET, WHOLE, LIVE = 6_553_600, 100_000, 10**9
 TOKEN = 8  # bytes
 FORWARD = 1 / 3  # of forward and backward: a backward does twice the arithmetic
 
@@ -157,14 +158,19 @@ def traffic(cell: Cell, model: Architecture) -> Traffic:
         case "zero1" | "zero2":  # its reduce_scatter is a whole all_reduce, and each call waits
             return Traffic(apart=[*in_buckets, number, number, half(whole)])
         case "zero3":  # small parameters are whole on every worker, and gathered one by one after the step
-            small = [BYTES * count for count in map(math.prod, model.shapes) if count <= WHOLE]
-            gathers = [half(whole - sum(small))] * (2 if whole > LIVE else 1)
+            small = small_parameters(model)
+            gathers = [half(whole - sum(small))] * (2 if whole > BYTES * LIVE else 1)
             return Traffic(apart=[*gathers, *in_buckets, number, number, *map(half, small)])
         case "tensor" | "own_tensor":  # attention and MLP sum outputs and gradients; torch's q, k, v give three of them
             sums = (6 if strategy == "tensor" else 4) * sizes.blocks
             return Traffic(apart=[replica, *[all_reduce(cell.batch * cell.workers * sizes.border)] * sums, number])
         case _:  # of a pipeline: loss and norms
             return Traffic(apart=[replica, number, number])
+
+
+def small_parameters(model: Architecture) -> list[int]:
+    """Return the sizes of the parameters that DeepSpeed's stage 3 keeps whole, in bytes."""
+    return [BYTES * count for count in map(math.prod, model.shapes) if count <= WHOLE]
 
 
 def cut_up(size: float, piece: float) -> list[float]:

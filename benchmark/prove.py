@@ -16,6 +16,7 @@ of benchmark.compare.
 
 import argparse
 import json
+import os
 import sys
 from collections import defaultdict
 from collections.abc import Iterable
@@ -28,6 +29,7 @@ import common.workers.environment  # isort: skip  # noqa: F401 (stops with a mes
 from tqdm.auto import tqdm
 
 from benchmark.arguments import parse
+from benchmark.engines.operators import compile_operators
 from benchmark.measure.machine import environment
 from benchmark.measure.output import MB, cell, text_table
 from benchmark.names import STRATEGY_FLAGS, add_strategies, names_of
@@ -37,7 +39,7 @@ from benchmark.settings import Settings
 from benchmark.strategies import STRATEGIES, why_not
 from benchmark.training.model_config import kind_of
 from benchmark.training.workload import load_workload, what_is_trained
-from benchmark.workers import join, make_ready, reports, start_workers, without
+from benchmark.workers import STARTER_REPORTS, join, prepare, reports, start_workers, without
 from common.errors import InputError, exit_on_input_error
 from common.paths import atomic_write, import_file
 from common.workers.process_group import Worker, process_group
@@ -81,6 +83,16 @@ def small_model(model: str, workers: int) -> str:
     if kind == "gpt2" and 4 % workers and workers <= MOST_PARTS:  # gpt2-tiny has four blocks and four heads
         return f"gpt2-{workers}x{64 * workers}"
     return f"{kind}-tiny"
+
+
+def small_settings(settings: Settings) -> Settings:
+    """The settings of a proof of what `settings` trains: with a small model, and few examples."""
+    small = replace(settings, model=small_model(settings.model, settings.world_size), batch_size=2, resume=False)
+    if kind_of(small.model) != "own":
+        small = replace(small, tokenizer_name="", data_dir=None, length=32)
+    if settings.precision == "fp16":
+        small = replace(small, precision="fp32")  # a step that the gradient scaler skips would count as wrong
+    return small
 
 
 def prove_all(settings: Settings, worker: Worker, candidates: list[Candidate], keep: Path | None = None) -> list[Proof]:
@@ -159,7 +171,7 @@ def prove_on_workers(argv: list[str], settings: Settings, candidates: list[Candi
     What stops all workers is wrong; the candidates behind it have a launch of their own.
     """
     proof_file = settings.output_dir / "proof.json"
-    make_ready(settings, [candidate.strategy for candidate in candidates])
+    prepare(settings.output_dir)
     rest, rows, todo = without(argv, "--workers", "--engine", *STRATEGY_FLAGS), [], list(candidates)
     while todo:
         proof_file.unlink(missing_ok=True)
@@ -189,6 +201,8 @@ def main() -> None:
         asked = [name for name in names if name != "single" or flags.strategies != "all"]
         candidates, left_out = candidates_of(settings, asked)
     refused = [proof.row() for proof in left_out]
+    if STARTER_REPORTS not in os.environ:
+        compile_operators([candidate.strategy for candidate in candidates], settings.no_cuda)
     if flags.starts_workers:
         load_workload(settings)  # a wrong name or empty data is said once, not by every worker
         rows = prove_on_workers(argv, settings, candidates, flags.engine.rpartition(":")[0])

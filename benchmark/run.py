@@ -24,20 +24,27 @@ import torch.distributed as dist
 
 from benchmark.arguments import parse
 from benchmark.measure.machine import environment
+from benchmark.measure.payload import sends_nothing
 from benchmark.measure.record import read_record
 from benchmark.measure.result import assemble, table
-from benchmark.predicted_memory import what_would_fit
+from benchmark.names import is_own
+from benchmark.proof.prover import NOT_PROVED
+from benchmark.prove import small_settings
 from benchmark.settings import Settings
 from benchmark.strategies import STRATEGIES
 from benchmark.training.log import Log
 from benchmark.training.loop import train
+from benchmark.training.model_config import model_config
 from benchmark.training.trained import bleu_of, whole_model
-from benchmark.training.workload import Workload, load_workload
+from benchmark.training.workload import Workload, load_workload, to_device
 from benchmark.workers import join, on_workers, prepare
 from common.errors import InputError, exit_on_input_error
 from common.paths import atomic_write
 from common.peak_memory import PeakMemory
-from common.workers.process_group import process_group
+from common.workers.process_group import Worker, process_group
+
+ADVICE = "`python -m benchmark.predict --strategy S --workers N` says what another strategy needs"
+MOST_EXAMPLES = 16  # of a worker, with the small model
 
 
 def work(settings: Settings) -> None:
@@ -48,14 +55,17 @@ def work(settings: Settings) -> None:
             prepare(settings.output_dir)
         workload = load_workload(settings)
         log = Log(settings, worker)
+        warm_up(settings, worker)
         memory = PeakMemory(worker.device)  # counts from here: what is there before the model
-        with memory.limited(settings.memory_limit_mb, partial(what_would_fit, settings)):
+        with memory.limited(settings.memory_limit_mb, lambda: ADVICE):
             model = workload.build(settings, worker.device)
             shapes = [parameter.shape for parameter in model.parameters()]
             engine = STRATEGIES[settings.strategy].make(settings, worker, model)
             del model
             gc.collect()  # a model of transformers refers to itself: where it was cut, the rest would stay for a while
             measured = train(settings, worker, workload, engine, log, memory)
+        if nothing := sends_nothing(settings.strategy, settings.world_size, measured.sent[0]):
+            raise InputError(nothing)
         record = assemble(settings, begin, shapes, measured, log)
         if (settings.save or settings.bleu) and (trained := whole_model(settings, engine, workload)):
             if settings.bleu:
@@ -68,6 +78,30 @@ def work(settings: Settings) -> None:
         if worker.is_first:
             with atomic_write(settings.output_dir / "result.json") as file:
                 json.dump(replace(record, workers=tuple(everybody)).as_json(), file, indent=1)
+
+
+def warm_up(settings: Settings, worker: Worker) -> None:
+    """Take a step with a small model: what libraries allocate once in a process is not counted as a step's memory.
+
+    How much that is depends on the sizes of a batch.
+    """
+    small = replace(small_settings(settings), batch_size=min(settings.batch_size, MOST_EXAMPLES), accumulation=1)
+    if not is_own(small.model):
+        longest = getattr(model_config(small.model)[2], "n_positions", settings.length)
+        small = replace(small, length=min(settings.length, longest))
+    workload = load_workload(small)
+    engine = STRATEGIES[small.strategy].make(small, worker, workload.build(small, worker.device))
+    batch = next(worker.batches(to_device(workload.batches(small), worker.device)))
+    engine.backward(engine.forward(batch), last=True)
+    engine.step(small.learning_rate)
+    del engine
+    gc.collect()
+
+
+def prove_command(settings: Settings) -> str:
+    """Return the command that proves what this run has timed."""
+    what = f"--strategies {settings.strategy} --model {settings.model} --workers {settings.world_size}"
+    return f"python -m benchmark.prove {what} --precision {settings.precision}"
 
 
 def save_model(folder: Path, model: Any, workload: Workload) -> None:
@@ -89,7 +123,9 @@ def main() -> None:
         load_workload(settings)  # a wrong name or empty data is said once, not by every worker
     if on_workers("benchmark.run", settings, flags.starts_workers, [settings.strategy], partial(work, settings)):
         record = read_record(settings.output_dir / "result.json")
-        print(table(record), json.dumps(record.summary()), sep="\n")
+        note = "" if settings.strategy == "single" else f"gradient not proved: {prove_command(settings)}"
+        gradient = {"gradient": NOT_PROVED if note else "ok"}
+        print(table(record), *filter(None, [note]), json.dumps(record.summary() | gradient), sep="\n")
 
 
 if __name__ == "__main__":

@@ -6,14 +6,11 @@ machine is said in one line.
 """
 
 import importlib.util
-import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from benchmark.measure import state_bytes
-from benchmark.measure.state_bytes import Shapes
 from common.errors import InputError
 
 if TYPE_CHECKING:
@@ -113,18 +110,15 @@ class Strategy:
     """engine: a file and a class in engines/.
 
     ideal: bytes per parameter by the papers, kept whole and divided among the workers (Rajbhandari et al. 2020, ZeRO,
-    section 3, in fp32: 4 for a parameter, 4 for its gradient, 8 for Adam's states). documented: what the engine is
-    known to keep; None where that depends on the cut of the model, or is not known. zero: DeepSpeed's stage, offload.
+    section 3, in fp32: 4 for a parameter, 4 for its gradient, 8 for Adam's states). zero: DeepSpeed's stage, offload.
     """
 
     name: str
     engine: str
     limits: tuple[Limit, ...] = ()
     ideal: tuple[float, float] = (16, 0)
-    documented: Callable[[Shapes, int], float] | None = None
     cuts: str = ""  # into what it cuts the model: pipeline, tensor or grid
     zero: tuple[int, bool] | tuple[()] = ()
-    keeps_ideal: bool = False  # it keeps what the papers say
     is_deferred: bool = False  # the model's parameters get their memory in the engine (beyond/deferred.py)
 
     def make(self, settings: "Settings", worker: "Worker", model: "nn.Module") -> "Engine":
@@ -151,50 +145,33 @@ class Strategy:
         whole, share = self.ideal
         return (whole + share / workers) * parameters
 
-    def documented_bytes(self, shapes: Shapes, workers: int) -> float | None:
-        """What the first worker keeps; shapes: of all parameters, each once."""
-        if self.keeps_ideal:
-            return self.ideal_bytes(sum(map(math.prod, shapes)), workers)
-        return self.documented(shapes, workers) if self.documented else None
-
 
 ALONE, GPT2 = (one_process,), (gpt2_in_fp32,)
 FAMILIES = ("PyTorch", "DeepSpeed", "lessons of beyond/", "other libraries")  # each has its colour in every figure
 ROWS = (
-    Strategy("single", "single:Single", ALONE, keeps_ideal=True),
-    Strategy("dp", "single:DP", (needs_gpu, one_process), keeps_ideal=True),
-    Strategy("ddp", "ddp:DDP", keeps_ideal=True),
-    Strategy("horovod", "horovod:Horovod", (horovod,), keeps_ideal=True),
-    Strategy(
-        "fsdp", "fsdp:FSDP", (no_fp16,), (0, 16), state_bytes.rows_dealt_out, is_deferred=True
-    ),
+    Strategy("single", "single:Single", ALONE),
+    Strategy("dp", "single:DP", (needs_gpu, one_process)),
+    Strategy("ddp", "ddp:DDP"),
+    Strategy("horovod", "horovod:Horovod", (horovod,)),
+    Strategy("fsdp", "fsdp:FSDP", (no_fp16,), (0, 16), is_deferred=True),
     *(
-        Strategy(f"zero{stage}{'_offload' if offload else ''}", "deepspeed:DeepSpeed", (deepspeed,), ideal,
-                 documented, zero=(stage, offload))
-        for stage, offload, ideal, documented in (
-            (0, False, (16, 0), state_bytes.everything),
-            (1, False, (8, 8), state_bytes.zero12),
-            (2, False, (4, 12), state_bytes.zero12),
-            (3, False, (0, 16), state_bytes.zero3),
-            (1, True, (8, 8), state_bytes.zero12_offload),
-            (2, True, (4, 12), state_bytes.zero12_offload),
-            (3, True, (0, 16), state_bytes.zero3_offload),
-        )
+        Strategy(f"zero{stage}{offload}", "deepspeed:DeepSpeed", (deepspeed,), ideal, zero=(stage, bool(offload)))
+        for offload in ("", "_offload")
+        for stage, ideal in enumerate([(16, 0), (8, 8), (4, 12), (0, 16)])
+        if stage or not offload  # stage 0 has nothing to offload
     ),
-    Strategy("pipeline", "pipeline:Pipeline", GPT2, (0, 16), None, "pipeline"),
-    Strategy("tensor", "tensor:TensorParallel", (*GPT2, heads), (0, 16), None, "tensor"),
-    Strategy("megatron", "megatron:Megatron", (megatron, *GPT2, heads), (0, 16), None, "tensor"),
-    Strategy("own_ring", "own:OwnRing", keeps_ideal=True),
-    Strategy("own_overlap", "own:OwnOverlap", keeps_ideal=True),
-    Strategy("own_zero1", "own:OwnZero1", (no_fp16,), (8, 8), keeps_ideal=True),
-    Strategy("own_zero2", "own:OwnZero2", (no_fp16,), (4, 12), keeps_ideal=True),
-    Strategy(
-        "own_zero3", "own:OwnZero3", (no_fp16,), (0, 16), keeps_ideal=True, is_deferred=True
-    ),
-    Strategy("own_tensor", "own_grid:OwnGrid", (*GPT2, heads), (0, 16), None, "tensor"),
-    Strategy("own_1f1b", "own_grid:OwnGrid", GPT2, (0, 16), None, "pipeline"),
-    Strategy("own_grid", "own_grid:OwnGrid", (*GPT2, heads), (0, 16), None, "grid"),
-)  # fmt: skip
+    Strategy("pipeline", "pipeline:Pipeline", GPT2, (0, 16), "pipeline"),
+    Strategy("tensor", "tensor:TensorParallel", (*GPT2, heads), (0, 16), "tensor"),
+    Strategy("megatron", "megatron:Megatron", (megatron, *GPT2, heads), (0, 16), "tensor"),
+    Strategy("own_ring", "own:OwnRing"),
+    Strategy("own_overlap", "own:OwnOverlap"),
+    Strategy("own_zero1", "own:OwnZero1", (no_fp16,), (8, 8)),
+    Strategy("own_zero2", "own:OwnZero2", (no_fp16,), (4, 12)),
+    Strategy("own_zero3", "own:OwnZero3", (no_fp16,), (0, 16), is_deferred=True),
+    Strategy("own_tensor", "own_grid:OwnGrid", (*GPT2, heads), (0, 16), "tensor"),
+    Strategy("own_1f1b", "own_grid:OwnGrid", GPT2, (0, 16), "pipeline"),
+    Strategy("own_grid", "own_grid:OwnGrid", (*GPT2, heads), (0, 16), "grid"),
+)
 STRATEGIES = {row.name: row for row in ROWS}
 
 

@@ -277,7 +277,9 @@ def write_tables(folder: Path) -> dict[str, Any]:
         write_csv(folder / "scaling.csv", columns(rows))
         tables = [speedups(title, own) for title, own in comparable(rows)] + [markdown(columns(rows))]
         tables.append(machine_words(next(record.environment for _, record in timed(found))))
+        not_proved = sorted({row["strategy"] for row in rows if row["gradient"] != "ok"})
         notes = [
+            *([f"gradients not proved: {', '.join(not_proved)}; see benchmark.prove"] if not_proved else []),
             *(f"flagged: {line}" for line in flagged),
             *("{run}: {outcome}: {message}".format(**one) for one in failures),
         ]

@@ -42,16 +42,12 @@ def start_workers(module: str, count: int, argv: list[str]) -> int:
     return subprocess.run(launch, cwd=ROOT, stdout=sys.stderr, env=environment, preexec_fn=die_with_parent).returncode
 
 
-def make_ready(settings: Settings, strategies: Iterable[str]) -> None:
-    """Build what the strategies need, and make the output folder: before workers start, and once."""
-    compile_operators(strategies, settings.no_cuda)
-    prepare(settings.output_dir)
-
-
 def on_workers(module: str, settings: Settings, starts: bool, strategies: Iterable[str], work: Work) -> bool:
     """Start all workers if this process shall, or do the work of the only one. Return whether this process reports."""
+    if starts or STARTER_REPORTS not in os.environ:  # before workers meet: torchrun and srun have built nothing
+        compile_operators(strategies, settings.no_cuda)
     if starts:
-        make_ready(settings, strategies)
+        prepare(settings.output_dir)
     if not starts or settings.world_size == 1:
         work()
         return reports(settings)

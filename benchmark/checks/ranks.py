@@ -1,4 +1,4 @@
-"""Runs a function of one of these files on ranks: processes with one thread in a gloo group.
+"""Runs a function on ranks of a gloo group, which share the cores of this machine.
 
     on_ranks(function, 2, rate="1gbit", size=100)    # what function(config, size=100) returned on each rank, in order
 
@@ -14,7 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from benchmark.checks.check import SkippedError
@@ -22,7 +21,7 @@ from cluster.emulate import on_nodes, why_not
 from common.arguments import parse_worker_arguments
 from common.errors import InputError, exit_on_input_error
 from common.paths import ROOT, atomic_write
-from common.workers.process_group import choose_interface
+from common.workers.process_group import choose_interface, share_cores
 
 
 def on_ranks(function: Callable[..., Any], workers: int, rate: str | None = None, **arguments: Any) -> list[Any]:
@@ -30,9 +29,18 @@ def on_ranks(function: Callable[..., Any], workers: int, rate: str | None = None
 
     Raises InputError with the last lines of the output if a rank fails, SkippedError if this machine has no such links.
     """
-    file = Path(function.__code__.co_filename).stem  # type: ignore[attr-defined]
+    file = Path(function.__code__.co_filename).relative_to(ROOT)  # type: ignore[attr-defined]
+    module = ".".join(file.with_suffix("").parts)  # __module__ can be __main__
     with tempfile.TemporaryDirectory() as folder:
-        words = ["-m", "benchmark.checks.ranks", file, function.__name__, json.dumps(arguments), "--output_dir", folder]
+        words = [
+            "-m",
+            "benchmark.checks.ranks",
+            module,
+            function.__name__,
+            json.dumps(arguments),
+            "--output_dir",
+            folder,
+        ]
         command = [sys.executable, "-m", "cluster.launch", "--workers", str(workers), "--", *words]
         if rate is not None:
             check_nodes()
@@ -51,13 +59,13 @@ def check_nodes() -> None:
 
 def main() -> None:
     """One rank."""
-    file, name, arguments, *flags = sys.argv[1:]
+    module, name, arguments, *flags = sys.argv[1:]
     config = parse_worker_arguments("benchmark_checks", [*flags, "--overwrite_output_dir"])
-    torch.set_num_threads(1)
+    share_cores(config)
     choose_interface(config.master_ip)
     address = f"tcp://{config.master_ip}:{config.master_port}"
     dist.init_process_group("gloo", address, world_size=config.world_size, rank=config.rank)
-    result = getattr(importlib.import_module(f"benchmark.checks.{file}"), name)(config, **json.loads(arguments))
+    result = getattr(importlib.import_module(module), name)(config, **json.loads(arguments))
     with atomic_write(config.output_dir / f"result_{config.rank}.json") as kept:
         json.dump(result, kept)
     dist.barrier()  # a rank that leaves early would break the others' connections

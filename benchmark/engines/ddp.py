@@ -7,6 +7,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmark.engines.engine import Engine
+from common.errors import InputError
+
+UNUSED = "some parameters get no gradient in a step; add --find_unused_parameters"
 
 
 class DDP(Engine):
@@ -15,7 +18,10 @@ class DDP(Engine):
     def wrap(self, model: nn.Module) -> Any:
         device_ids = [self.worker.device.index] if self.worker.device.type == "cuda" else None
         # The gradients lie in the buckets: without this DDP keeps them twice.
-        return DistributedDataParallel(model, device_ids=device_ids, gradient_as_bucket_view=True)
+        find = self.settings.find_unused_parameters
+        return DistributedDataParallel(
+            model, device_ids=device_ids, gradient_as_bucket_view=True, find_unused_parameters=find
+        )
 
     micro_batches = 0
 
@@ -24,7 +30,12 @@ class DDP(Engine):
         self.micro_batches += 1
         last = self.micro_batches % self.settings.accumulation == 0
         with contextlib.nullcontext() if last else self.model.no_sync():
-            return super().forward(batch)
+            try:
+                return super().forward(batch)
+            except RuntimeError as error:
+                if "find_unused_parameters" not in str(error):
+                    raise
+                raise InputError(f"--strategy {self.settings.strategy}: {UNUSED}") from error
 
     def validated(self) -> nn.Module:
         return self.bare  # nothing to exchange

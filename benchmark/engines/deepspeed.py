@@ -4,6 +4,7 @@ Stage 1 shards the optimizer's states over the workers, 2 the gradients too, 3 t
 """
 
 import contextlib
+import io
 import logging
 import os
 import warnings
@@ -17,11 +18,9 @@ from deepspeed.utils import safe_get_full_fp32_param
 from deepspeed.utils.logging import logger
 from torch import Tensor, nn
 
-from benchmark.engines import operators
 from benchmark.engines.deepspeed_config import deepspeed_config
 from benchmark.engines.engine import HALF, Engine
 from benchmark.settings import Settings
-from benchmark.workers import STARTER_REPORTS
 from common.optim import weight_decay_groups
 from common.workers.process_group import Worker
 
@@ -37,9 +36,6 @@ class DeepSpeed(Engine):
         self.settings, self.worker, self.stage, self.offload = settings, worker, stage, offload
         self.name = f"zero{stage}" + ("_offload" if offload else "")
         os.environ.setdefault("LOCAL_RANK", str(worker.device.index or 0))
-        on_cpu = worker.device.type == "cpu"
-        if (on_cpu or offload) and STARTER_REPORTS not in os.environ:  # torchrun and srun have built nothing before
-            operators.build(with_messages=on_cpu, beat=worker.pulse.beat)
         self.model = self.wrap(model)
         self.bare = self.model.module
         self.model.clip_fp32_gradients = self._clip_whole
@@ -52,12 +48,13 @@ class DeepSpeed(Engine):
 
     def wrap(self, model: nn.Module) -> Any:
         """A DeepSpeedEngine, which makes the optimizer as well."""
-        engine, self.optimizer, _, _ = deepspeed.initialize(
-            model=model,
-            model_parameters=weight_decay_groups(model, self.settings.weight_decay),
-            config=deepspeed_config(self.settings, self.name, on_gpu=self.worker.device.type == "cuda"),
-            dist_init_required=False,
-        )
+        with contextlib.redirect_stdout(io.StringIO()):  # its operators "built successfully", on every worker
+            engine, self.optimizer, _, _ = deepspeed.initialize(
+                model=model,
+                model_parameters=weight_decay_groups(model, self.settings.weight_decay),
+                config=deepspeed_config(self.settings, self.name, on_gpu=self.worker.device.type == "cuda"),
+                dist_init_required=False,
+            )
         return engine
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:

@@ -69,19 +69,20 @@ def contradiction(settings: Settings, stage: int, offload: bool) -> str:
     if settings.deepspeed_config is None:
         return ""
     config = read_config(settings.deepspeed_config)
-    expected, file_stage = shared(settings, offload), config.get("zero_optimization", {}).get("stage", 0)
-    if file_stage != stage:
-        return f"--deepspeed_config: expected stage {stage} for {settings.strategy}, the file has {file_stage}"
-    for name in (
-        "train_batch_size",
-        "train_micro_batch_size_per_gpu",
-        "gradient_accumulation_steps",
-        "gradient_clipping",
-    ):
-        if name in config and config[name] not in (expected[name], "auto"):
-            sizes = f"{settings.batch_size} x {settings.accumulation} x {settings.world_size} workers"
-            return (
-                f"--deepspeed_config: {name} is {config[name]} in the file, but {expected[name]} by the command line "
-                f"({sizes}); change one of them"
-            )
-    return ""
+    stage_of_file = config.get("zero_optimization", {}).get("stage", 0)
+    if stage_of_file != stage:
+        return f"--deepspeed_config: expected stage {stage} for {settings.strategy}, the file has {stage_of_file}"
+    differ = differences(config, shared(settings, offload))
+    return f"--deepspeed_config: {differ[0]} by the command line; change one of them" if differ else ""
+
+
+def differences(file: dict, expected: dict, path: str = "") -> list[str]:
+    """Return, of the values that are in both, those that differ, in words. "auto" is any value."""
+    texts = []
+    for name in file.keys() & expected.keys():
+        here, wanted = file[name], expected[name]
+        if isinstance(here, dict) and isinstance(wanted, dict):
+            texts += differences(here, wanted, f"{path}{name}.")
+        elif here not in (wanted, "auto"):
+            texts.append(f"{path}{name} is {here} in the file, but {wanted}")
+    return sorted(texts)

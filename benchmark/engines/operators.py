@@ -1,11 +1,11 @@
-"""Builds DeepSpeed's operators before anything is timed, once for all programs of a user, and says so."""
+"""Builds DeepSpeed's operators before workers meet, once for all programs of a user, and says so."""
 
 import contextlib
+import io
 import os
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -14,9 +14,8 @@ from benchmark.strategies import STRATEGIES, use_cpu
 from common.errors import InputError
 from common.paths import locked
 
-PERIOD = 1.0  # seconds between two signs of life
 BUILT = ("cpu_adam", "deepspeed_shm_comm")  # folders of torch's cache
-LEAST = 3  # seconds of a build before it is announced: what is built already is loaded at once
+LEAST = 10  # seconds of a build before it is announced: what is built already is loaded in a few
 ANNOUNCEMENT = "building DeepSpeed's operators with g++, once (some minutes)"
 
 
@@ -30,11 +29,17 @@ def compile_operators(strategies: Iterable[str], no_cuda: bool) -> None:
     if needed and not on_gpu:
         use_cpu()
     if needed and (not on_gpu or any(offload for _, offload in needed)):
-        build(with_messages=not on_gpu)
+        announcement = threading.Timer(LEAST, print, [ANNOUNCEMENT], {"file": sys.stderr, "flush": True})
+        announcement.daemon = True
+        announcement.start()
+        try:
+            build(with_messages=not on_gpu)
+        finally:
+            announcement.cancel()
 
 
-def build(with_messages: bool, beat: Callable[[], None] = lambda: None) -> None:
-    """Build the optimizer for CPUs, and what sends between processes of one machine; `beat` is called meanwhile.
+def build(with_messages: bool) -> None:
+    """Build the optimizer for CPUs, and what sends between processes of one machine.
 
     One program of a user builds at a time: the others wait for a lock that the kernel frees when its holder dies. So a
     lock of torch's own that is there now was left by a killed build, and torch would wait for it for ever.
@@ -44,7 +49,7 @@ def build(with_messages: bool, beat: Callable[[], None] = lambda: None) -> None:
 
     folder = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or Path.home() / ".cache" / "torch_extensions")
     folder.mkdir(parents=True, exist_ok=True)
-    with signs_of_life(beat), locked(folder / "course"), contextlib.redirect_stdout(sys.stderr):
+    with locked(folder / "course"), contextlib.redirect_stdout(io.StringIO()):  # it says that all is well
         for name in BUILT:
             for left in folder.rglob(f"{name}/lock"):
                 left.unlink(missing_ok=True)
@@ -55,25 +60,3 @@ def build(with_messages: bool, beat: Callable[[], None] = lambda: None) -> None:
             raise InputError(f"DeepSpeed cannot build its optimizer for CPUs ({error}); {advice}") from error
         if with_messages:
             build_shm_op()
-
-
-@contextlib.contextmanager
-def signs_of_life(beat: Callable[[], None]) -> Iterator[None]:
-    """Call `beat` every second while the block builds or waits, and announce the build once it takes longer."""
-    done, begin = threading.Event(), time.monotonic()
-
-    def repeat() -> None:
-        is_announced = False
-        while not done.wait(PERIOD):
-            beat()
-            if not is_announced and time.monotonic() - begin > LEAST:
-                print(ANNOUNCEMENT, file=sys.stderr, flush=True)
-                is_announced = True
-
-    thread = threading.Thread(target=repeat, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()

@@ -3,13 +3,12 @@
 import gc
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from benchmark.measure.payload import Payload
-from benchmark.measure.profile import Tracer, inside, mark, read_trace, waiting_ms
+from benchmark.measure.profile import Tracer, communication, inside, mark
 from benchmark.measure.turns import Step, nothing
 from benchmark.settings import Settings
 from benchmark.strategies import STRATEGIES, Label
@@ -31,7 +30,6 @@ class Figures:
     sent_bytes: float | None = None
     sent_as: str | None = None  # dtypes
     exposed_ms: float | None = None
-    waiting_ms: float | None = None
     metric: float | None = None
 
 
@@ -98,7 +96,7 @@ class ComparedStrategy:
 
 
 def trace(worker: Worker, compared: list[ComparedStrategy], number: int) -> None:
-    """Let each strategy take steps under the profiler, which are not timed: its exposed communication and waiting."""
+    """Let each strategy take steps under the profiler, which are not timed: its exposed communication."""
     on_gpu = worker.device.type == "cuda"
     tracer = Tracer(on_gpu)
     tracer.start()
@@ -110,12 +108,8 @@ def trace(worker: Worker, compared: list[ComparedStrategy], number: int) -> None
                 step()
             if on_gpu:
                 torch.cuda.synchronize(worker.device)
-    events = tracer.events()
-    traces = [read_trace(inside(events, str(strategy.label)), TRACED, on_gpu) for strategy in compared]
-    everyone: list[Any] = [None] * worker.world_size
-    dist.all_gather_object(everyone, [own["calls"] for own in traces])
-    for i, (strategy, own) in enumerate(zip(compared, traces, strict=True)):
-        strategy.figures.exposed_ms = own["exposed_ms"]
-        strategy.figures.waiting_ms = waiting_ms(own, [calls[i] for calls in everyone], TRACED)
+    events = tracer.stop()
+    for strategy in compared:
+        _, strategy.figures.exposed_ms = communication(inside(events, str(strategy.label)), TRACED, on_gpu)
         dtypes = dict.fromkeys(str(dtype).removeprefix("torch.") for dtype in strategy.engine.sent_dtypes())
         strategy.figures.sent_as = " + ".join(dtypes) if strategy.settings.world_size > 1 else None

@@ -13,6 +13,7 @@ from benchmark.measure.compared import AGAIN, WARM_UP, Figures
 from benchmark.measure.intervals import interval, interval_text, ratio
 from benchmark.measure.mfu import utilisation
 from benchmark.measure.output import MB, cell, text_table
+from benchmark.measure.payload import sends_nothing
 from benchmark.names import is_own
 from benchmark.proof.prover import NOT_PROVED
 from benchmark.settings import Settings
@@ -97,7 +98,10 @@ def evaluate(settings: Settings, base: str, rounds: Rounds, gpu: str | None) -> 
     rows, faults = [], [Fault(Label(one["strategy"]), one["gradient"], one["sentence"]) for one in wrong]
     for column, label in enumerate(rounds.labels):
         norms = rounds.norms[column]
-        if reason := fault(settings.precision, losses[column], norms, rounds.norms[0]):
+        measured = of_all_workers([figures[column] for figures in rounds.figures])
+        workers = 1 if label.strategy == "single" else settings.world_size
+        reason = fault(settings.precision, losses[column], norms, rounds.norms[0])
+        if reason := reason or sends_nothing("it", workers, measured.sent_bytes):
             faults.append(Fault(label, reason, f"{label}: {reason}"))
             continue
         mean_ratio, *ratio_ends = ratio(seconds[:, column], base_seconds)
@@ -117,7 +121,7 @@ def evaluate(settings: Settings, base: str, rounds: Rounds, gpu: str | None) -> 
                 loss_difference=float(np.abs(losses[column] - losses[0]).max()),
                 last_loss=float(losses[column, -1]),
                 norm=norms[-1],
-                measured=of_all_workers([figures[column] for figures in rounds.figures]),
+                measured=measured,
             )
         )
     return sorted(rows, key=lambda row: row.step_ms), faults
@@ -149,7 +153,6 @@ def table(settings: Settings, rows: list[Row], faults: list[Fault], base: str) -
         "sent MB": ("sent_bytes", MB, 2),
         "sent as": ("sent_as", 1, 0),
         "exposed ms": ("exposed_ms", 1, 2),
-        "waiting ms": ("waiting_ms", 1, 2),
         "norm": ("norm", 1, 4),
         "loss": ("last_loss", 1, 5),
         "BLEU" if settings.bleu else "metric": ("metric", 1, 4),

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 import torch
 
+from benchmark.measure.profile import mark
 from common.workers.process_group import Worker
 
 PHASES = ("data", "forward", "backward", "optimizer", "other")
@@ -37,8 +38,9 @@ class Meter:
     def phase(self, name: str) -> Iterator[None]:
         """Time what stands inside; the same name may come several times in a step."""
         begin = time.perf_counter()
-        yield
-        self._wait()
+        with mark(name):  # in the trace, if there is one
+            yield
+            self._wait()
         self._now[name] += time.perf_counter() - begin
 
     def end(self) -> None:

@@ -13,7 +13,7 @@ What is sent from rank to rank is not among the recorded collectives: an engine 
 from typing import Any
 
 from benchmark.settings import Settings
-from common.workers.collectives import recorded
+from common.workers.collectives import Collective, recorded
 
 Sent = tuple[float | None, int | None]  # bytes, calls
 
@@ -33,18 +33,33 @@ def sent(name: str, size: int, workers: int, backend: str = "gloo") -> float:
     return 0 if name == "barrier" else share
 
 
+def sends_nothing(strategy: str, workers: int, sent_bytes: float | None) -> str:
+    """Say that a strategy with several workers has sent nothing; empty if it has, or if it is not known."""
+    if workers == 1 or sent_bytes != 0:
+        return ""
+    return f"{strategy}: a step sends nothing to the other workers, so nothing is synchronised; see benchmark.prove"
+
+
 class Payload:
     """The collectives of one step, which begins with this object; the recorder is slow to read."""
 
     def __init__(self) -> None:
-        self._last = max((entry.number for entry in recorded()), default=-1)
+        self._last = max((one.entry for one in recorded()), default=-1)
+
+    def collectives(self) -> list[Collective] | None:
+        """Return those of the step; None where torch has no recorder, or has forgotten some."""
+        found = recorded()
+        if not found or found[0].entry > self._last + 1:
+            return None
+        return [one for one in found if one.entry > self._last]
 
     def of_engine(self, engine: Any, settings: Settings) -> Sent:
-        """Bytes and calls of an engine's step; None where the recorder does not know, or has overflowed."""
-        entries, workers = recorded(), settings.world_size
-        fresh = [entry for entry in entries if entry.number > self._last]
-        if (not entries and workers > 1) or (fresh and fresh[0].number > self._last + 1):
-            return None, None
+        """Return bytes and calls of an engine's step; None where they are not known."""
+        calls = self.collectives()
+        if calls is None:
+            return (0.0, 0) if settings.world_size == 1 else (None, None)
         sizes = engine.group_sizes()  # where it is not all workers
-        sent_bytes = (sent(one.name, one.bytes, sizes.get(one.group, workers), settings.backend) for one in fresh)
-        return sum(sent_bytes) + engine.unrecorded_bytes(), len(fresh)
+        of_calls = (
+            sent(one.name, one.bytes, sizes.get(one.group, settings.world_size), settings.backend) for one in calls
+        )
+        return sum(of_calls) + engine.unrecorded_bytes(), len(calls)

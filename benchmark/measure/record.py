@@ -36,13 +36,12 @@ class Communication:
 class Memory:
     """One worker's bytes; None: could not be measured.
 
-    persistent: parameters, gradients and optimizer right after backward, by the papers (ideal), as the engine is known
-    to store them (documented), and counted. peak: the most that was alive in a step, beyond what was there before the
-    model. process_peak: of the whole process. device_reserved: by torch on a GPU.
+    persistent: parameters, gradients and optimizer right after backward, by the papers (ideal), and what is alive then
+    (counted). peak: the most that was alive in a step. Both are beyond what was there before the model.
+    process_peak: of the whole process. device_reserved: by torch on a GPU.
     """
 
     persistent_ideal: float
-    persistent_documented: float | None
     persistent_counted: int | None
     peak: int | None
     process_peak: int | None
@@ -74,7 +73,7 @@ class RunRecord:
     steps: Steps
     steps_ms: list[float]  # of each timed step
     step_ms_95: list[float | None]  # 95 % interval of their median
-    phases_ms: dict[str, float | None]  # means of the timed steps
+    phases_ms: dict[str, float]  # means of the timed steps
     losses: list[float]  # of each step: the mean of all workers
     norms: list[float | None]  # of each step's gradient, before clipping
     evaluations: list[dict[str, float]]

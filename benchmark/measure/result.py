@@ -21,7 +21,7 @@ def assemble(
     settings: Settings, begin: dict[str, Any], shapes: list[torch.Size], measured: "Measured", log: "Log"
 ) -> RunRecord:
     """Return this worker's record. begin: the machine as it was before. shapes: of all parameters. A collective."""
-    plan, trace, memory = measured.plan, measured.trace or {}, measured.memory
+    plan, memory = measured.plan, measured.memory
     steps_ms = [step["wall"] * 1e3 for step in measured.steps]
     count, row = sum(shape.numel() for shape in shapes), STRATEGIES[settings.strategy]
     return RunRecord(
@@ -36,14 +36,13 @@ def assemble(
         steps=Steps(plan.dropped, plan.timed, plan.traced),
         steps_ms=steps_ms,
         step_ms_95=list(interval(steps_ms)[1:]) if steps_ms else [None, None],
-        phases_ms=phases(measured.steps, trace.get("exposed_shares")) if steps_ms else {},
+        phases_ms=phases(measured.steps) if steps_ms else {},
         losses=log.agree(),
         norms=[None if norm is None else float(norm) for norm in measured.norms],
         evaluations=log.evaluations,
-        communication=Communication(trace.get("communication_ms"), trace.get("exposed_ms"), *measured.sent),
+        communication=Communication(*measured.traced, *measured.sent),
         memory=Memory(
             persistent_ideal=row.ideal_bytes(count, settings.world_size),
-            persistent_documented=row.documented_bytes(shapes, settings.world_size),
             persistent_counted=measured.persistent,
             peak=memory.bytes,
             process_peak=memory.process_bytes,
@@ -55,13 +54,10 @@ def assemble(
     )
 
 
-def phases(steps: list[dict[str, float]], exposed_shares: dict[str, float] | None) -> dict[str, float | None]:
-    """Mean ms per step; what the trace saw as exposed communication is taken out of the phase it was in."""
-    means = {name: sum(step[name] for step in steps) / len(steps) * 1e3 for name in steps[0] if name != "wall"}
-    communication = {name: mean * (exposed_shares or {}).get(name, 0.0) for name, mean in means.items()}
-    phases_ms: dict[str, float | None] = {name: mean - communication[name] for name, mean in means.items()}
-    phases_ms["communication"] = None if exposed_shares is None else sum(communication.values())
-    return phases_ms | {"wall": sum(means.values())}
+def phases(steps: list[dict[str, float]]) -> dict[str, float]:
+    """Return the mean ms of each phase; what is sent in one is a part of it."""
+    means = {name: sum(step[name] for step in steps) / len(steps) * 1e3 for name in steps[0]}
+    return means | {"wall": means.pop("wall")}  # last, as the sum
 
 
 def table(record: RunRecord) -> str:

@@ -5,6 +5,7 @@ rate 1 without clipping, where the change of a parameter is its gradient. The se
 behind. Accumulation has mistakes of its own, and so have modules that are used several times in one forward.
 """
 
+import math
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -14,6 +15,8 @@ from torch import Tensor, nn
 
 from benchmark.settings import Settings
 from benchmark.training.own_model import Output
+
+NOISE = 1e-9  # of the mean gradient: in fp32, rounding alone is more
 
 
 @dataclass(frozen=True)
@@ -90,12 +93,16 @@ def in_double(model: nn.Module) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Reference:
-    """What a case must give. parameters: before the first step and after each, in fp64."""
+    """What a case must give. parameters: before the first step and after each, in fp64.
+
+    is_noise: of each parameter, the elements whose gradient is rounding, such as the bias before a BatchNorm's.
+    """
 
     max_grad_norm: float
     parameters: list[dict[str, Tensor]]
     norms: list[float]
     losses: list[float]
+    is_noise: dict[str, Tensor]
 
 
 def reference(case: Case, settings: Settings, workload: Any) -> Reference:
@@ -108,6 +115,7 @@ def reference(case: Case, settings: Settings, workload: Any) -> Reference:
     optimizer = optimizer_class(alone)(weight_decay_groups(model, alone.weight_decay))
     ranks = [workload.batches(replace(alone, rank=rank)) for rank in range(settings.world_size)]
     parameters, norms, losses, limit = [in_double(model)], [], [], 0.0
+    is_noise = {name: torch.zeros_like(p, dtype=torch.bool) for name, p in model.named_parameters()}
     for step in range(case.steps):
         total = 0.0
         for batches in ranks:
@@ -115,7 +123,11 @@ def reference(case: Case, settings: Settings, workload: Any) -> Reference:
                 loss = model(**batch).loss / (case.accumulation * len(ranks))
                 loss.backward()
                 total += loss.item()
-        norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None]).item()
+        gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+        norm = torch.nn.utils.get_total_norm(gradients.values()).item()
+        typical = norm / math.sqrt(sum(gradient.numel() for gradient in gradients.values()))
+        for name, gradient in gradients.items():
+            is_noise[name] |= (gradient != 0) & (gradient.abs() < NOISE * typical)
         if case.clipped:
             limit = limit or float(f"{norm / 2:.4g}")
             torch.nn.utils.clip_grads_with_norm_(model.parameters(), limit, torch.tensor(norm, dtype=torch.float64))
@@ -126,4 +138,4 @@ def reference(case: Case, settings: Settings, workload: Any) -> Reference:
         parameters.append(in_double(model))
         norms.append(norm)
         losses.append(total)
-    return Reference(limit, parameters, norms, losses)
+    return Reference(limit, parameters, norms, losses, is_noise)

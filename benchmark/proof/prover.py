@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from benchmark.engines.engine import Engine
+from benchmark.measure.payload import Payload
 from benchmark.proof import wire
 from benchmark.proof.cases import Case, Reference, built, cases, reference
 from benchmark.proof.judge import CaseResult, Observed, judge
@@ -128,7 +129,7 @@ class Prover:
         """Train, and look at parameters, norm and loss after each step."""
         observed = Observed([gathered(engine)])
         batches, losses = self.worker.batches(self.workload.batches(settings)), []
-        newest = wire.newest()
+        payload = Payload()
         for step in range(case.steps):
             loss = 0.0
             for micro in range(case.accumulation):
@@ -137,7 +138,7 @@ class Prover:
                 loss += value.item() / case.accumulation
             engine.step(case.rate(step))
             if step == 0:
-                observed.sent = wire.messages(newest)
+                observed.sent = wire.messages(payload.collectives())
             losses.append(loss)
             observed.norms.append(None if engine.norm is None else float(engine.norm))
             observed.parameters.append(gathered(engine))

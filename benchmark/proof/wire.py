@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from common.workers.collectives import recorded
+from common.workers.collectives import Collective
 
 DTYPES = {"Float": torch.float32, "BFloat16": torch.bfloat16, "Half": torch.float16, "Double": torch.float64}
 SMALL = 1000  # elements of a message; norms and flags have any dtype
@@ -29,21 +29,14 @@ class SentMessage:
         return self.elements * self.dtype.itemsize
 
 
-def newest() -> int:
-    """The number of the last recorded collective."""
-    return max((collective.entry for collective in recorded()), default=-1)
-
-
-def messages(after: int) -> list[SentMessage] | None:
-    """The floating-point collectives after this number; None where torch has no recorder, or has forgotten some."""
-    collectives = recorded()
-    if not collectives or collectives[0].entry > after + 1:
+def messages(collectives: Sequence[Collective] | None) -> list[SentMessage] | None:
+    """Return what these send in floating point; None where it is not known."""
+    if collectives is None:
         return None
     return [
-        SentMessage(collective.name, DTYPES[dtype], math.prod(shape))
-        for collective in collectives
-        if collective.entry > after
-        for shape, dtype in zip(collective.shapes, collective.dtypes, strict=False)
+        SentMessage(one.name, DTYPES[dtype], math.prod(shape))
+        for one in collectives
+        for shape, dtype in zip(one.shapes, one.dtypes, strict=False)
         if dtype in DTYPES
     ]
 

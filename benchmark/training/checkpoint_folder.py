@@ -10,6 +10,7 @@ import json
 import pickle
 import shutil
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,36 +24,42 @@ from common.errors import InputError
 
 # What must be the same for the continued run to be the same run.
 IDENTITY = ("strategy", "model", "world_size", "batch_size", "accumulation", "length", "precision", "seed")
+BROKEN = (OSError, ValueError, KeyError, RuntimeError, EOFError, pickle.UnpicklingError, CheckpointException)
 
 
 def save(folder: Path, step: int, engine: Engine, losses: list[float]) -> None:
     """Keep the state after `step` steps. Raises InputError if it cannot be written. All workers call it together."""
-    worker = engine.worker
-    final = folder / f"step-{step:08d}"
-    partial = folder / f".step-{step:08d}.partial"
+    worker, final, partial = engine.worker, folder / f"step-{step:08d}", folder / f".step-{step:08d}.partial"
+
+    def write() -> None:
+        quietly(engine.save, partial)
+        on_gpu = worker.device.type == "cuda"
+        states = {"cpu": torch.get_rng_state(), "gpu": torch.cuda.get_rng_state(worker.device) if on_gpu else None}
+        torch.save(states, partial / f"rng_{worker.rank}.pt")
+
+    def complete() -> None:
+        (partial / "manifest.json").write_text(
+            json.dumps({"step": step, "losses": losses, **_identity(engine.settings)})
+        )
+        shutil.rmtree(final, ignore_errors=True)
+        partial.rename(final)
+        for old in {*folder.glob("step-*")} - {final}:
+            shutil.rmtree(old, ignore_errors=True)
+
     if worker.is_first:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True, exist_ok=True)
     dist.barrier()
-    error = ""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            engine.save(partial)
-        torch.save(_random_states(worker.device), partial / f"rng_{worker.rank}.pt")
-    except (OSError, RuntimeError, CheckpointException) as problem:
-        error = _reason(problem, partial)
     errors: list[Any] = [None] * worker.world_size
-    dist.all_gather_object(errors, error)  # all stop, or none: nobody may wait for one that failed
+    dist.all_gather_object(errors, _problem(write, partial))  # all stop, or none: nobody may wait for one that failed
     if worker.is_first and not any(errors):
-        errors[0] = _finish(partial, final, {"step": step, "losses": losses, **_identity(engine.settings)})
+        errors[0] = _problem(complete, partial)
     dist.broadcast_object_list(errors, src=0)
     if any(errors):
         shutil.rmtree(partial, ignore_errors=True)
         free, message = shutil.disk_usage(folder).free / 1e6, next(error for error in errors if error)
-        raise InputError(
-            f"cannot write checkpoint {final}: {message} ({free:.0f} MB free); make room or use --output_dir"
-        )
+        advice = f"({free:.0f} MB free); make room or use --output_dir"
+        raise InputError(f"cannot write checkpoint {final}: {message} {advice}")
 
 
 def load(folder: Path, engine: Engine) -> tuple[int, list[float]]:
@@ -66,59 +73,40 @@ def load(folder: Path, engine: Engine) -> tuple[int, list[float]]:
     newest = checkpoints[-1]
     try:
         manifest = json.loads((newest / "manifest.json").read_text())
-        different = [name for name, value in _identity(engine.settings).items() if manifest[name] != value]
-        if not different:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                engine.load(newest)
+        was = {name: manifest[name] for name, value in _identity(engine.settings).items() if manifest[name] != value}
+        if not was:
+            quietly(engine.load, newest)
             states = torch.load(newest / f"rng_{engine.worker.rank}.pt")
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        RuntimeError,
-        EOFError,
-        pickle.UnpicklingError,
-        CheckpointException,
-    ) as error:
+    except BROKEN as error:
         reason = " ".join(str(error).split())[:160]
         raise InputError(f"checkpoint {newest} is corrupt or incomplete ({reason}); delete this folder") from error
-    if different:
-        was = ", ".join(f"{name} {manifest[name]}" for name in different)
-        raise InputError(f"checkpoint {newest} was written with {was}; use the same flags, or another --output_dir")
+    if was:
+        words = ", ".join(f"{name} {value}" for name, value in was.items())
+        raise InputError(f"checkpoint {newest} was written with {words}; use the same flags, or another --output_dir")
     torch.set_rng_state(states["cpu"])
     if states["gpu"] is not None:
         torch.cuda.set_rng_state(states["gpu"], engine.worker.device)
     return manifest["step"], manifest["losses"]
 
 
-def _finish(partial: Path, final: Path, manifest: dict) -> str:
-    """Rename, and away with older ones; what went wrong, or nothing."""
-    try:
-        (partial / "manifest.json").write_text(json.dumps(manifest))
-        shutil.rmtree(final, ignore_errors=True)
-        partial.rename(final)
-        for old in final.parent.glob("step-*"):
-            if old != final:
-                shutil.rmtree(old, ignore_errors=True)
-    except OSError as error:
-        return error.strerror or str(error)
-    return ""
+def quietly(action: Callable[[Path], None], folder: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        action(folder)
 
 
 def _identity(settings: Settings) -> dict[str, Any]:
     return {name: getattr(settings, name) for name in IDENTITY}
 
 
-def _random_states(device: torch.device) -> dict[str, Any]:
-    return {"cpu": torch.get_rng_state(), "gpu": torch.cuda.get_rng_state(device) if device.type == "cuda" else None}
-
-
-def _reason(error: BaseException, folder: Path) -> str:
-    """What went wrong, in the system's words: torch's own only say that a file is shorter than it should be."""
+def _problem(action: Callable[[], None], folder: Path) -> str:
+    """Do it; what went wrong, in the system's words: torch's own only say that a file is shorter than it should be."""
     try:
-        with open(folder / ".probe", "wb") as probe:
-            probe.write(bytes(2**20))
-    except OSError as full:
-        return full.strerror or str(full)
-    return (str(error).splitlines() or [type(error).__name__])[0][:160]
+        action()
+    except BROKEN as error:
+        try:
+            (folder / ".probe").write_bytes(bytes(2**20))
+        except OSError as full:
+            return full.strerror or str(full)
+        return (str(error).splitlines() or [type(error).__name__])[0][:160]
+    return ""

@@ -1,26 +1,22 @@
 """The one training loop: every strategy goes through these lines, and only `engine` differs."""
 
-import contextlib
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from tqdm.auto import tqdm
 
 from benchmark.engines.engine import Engine
-from benchmark.measure.memory import counted
 from benchmark.measure.meter import Meter, gpu_figures
 from benchmark.measure.payload import Payload, Sent
-from benchmark.measure.profile import Tracer, mark
+from benchmark.measure.profile import Tracer, communication
 from benchmark.measure.record import Utilisation
 from benchmark.settings import Settings
 from benchmark.training import checkpoint_folder
 from benchmark.training.log import Log
 from benchmark.training.workload import Workload, to_device
-from common.peak_memory import PeakMemory
+from common.peak_memory import PeakMemory, alive_bytes
 from common.workers.process_group import Worker
 
 TRACED = 2  # steps
@@ -62,7 +58,7 @@ class Measured:
     steps: list[dict[str, float]] = field(default_factory=list)
     norms: list[torch.Tensor | float | None] = field(default_factory=list)
     utilisation: Utilisation | None = None
-    trace: dict[str, Any] | None = None
+    traced: tuple[float | None, float | None] = (None, None)  # communication of the traced steps, see profile.py
     sent: Sent = (None, None)
     persistent: int | None = None  # bytes
     reserved: int | None = None
@@ -99,28 +95,27 @@ def train(
             measured.end_of_timed_steps(meter)
             tracer.start()
         payload = Payload() if step == plan.last - 1 else None  # all but the first steps send the same
-        traced = step >= plan.traced_from
         meter.begin()
         loss = 0.0
         for micro in range(settings.accumulation):
-            with phase(meter, "data", traced):
+            with meter.phase("data"):
                 batch = next(batches)
-            with phase(meter, "forward", traced):
+            with meter.phase("forward"):
                 output = engine.forward(batch)
             memory.sample()
-            with phase(meter, "backward", traced):
+            with meter.phase("backward"):
                 value = engine.backward(output, last=micro == settings.accumulation - 1)
             loss += value.item() / settings.accumulation
             memory.sample()
         if step == plan.timed_from - 1 and step > 0:  # AdamW makes its states in the first step
-            measured.persistent = counted(engine)
-        with phase(meter, "optimizer", traced):
+            alive = alive_bytes(worker.device)
+            measured.persistent = None if alive is None else alive - memory.before
+        with meter.phase("optimizer"):
             engine.step(rate_at(settings, step))
         measured.norms.append(engine.norm)
         log.loss(step, loss, rate_at(settings, step), meter.steps[-1:])  # part of "other", as in any training
         del output, value  # freeing the graph is a part of the step
         meter.end()
-        tracer.steps += traced
         if payload:
             measured.sent = payload.of_engine(engine, settings)
         between_steps(settings, workload, engine, log, step + 1)
@@ -128,7 +123,7 @@ def train(
         memory.stop()
     if plan.traced:
         keep = settings.output_dir / f"trace_{worker.rank}.json" if settings.keep_trace else None
-        measured.trace = tracer.stop(keep)
+        measured.traced = communication(tracer.stop(keep), plan.traced, on_gpu)
     elif first < plan.last:
         measured.end_of_timed_steps(meter)
     log.evaluation(plan.last, engine.validate(workload.validation_batches(settings), workload.kind))
@@ -142,10 +137,3 @@ def between_steps(settings: Settings, workload: Workload, engine: Engine, log: L
         log.evaluation(done, engine.validate(workload.validation_batches(settings), workload.kind))
     if settings.checkpoint_every and done % settings.checkpoint_every == 0:
         checkpoint_folder.save(settings.output_dir / "checkpoints", done, engine, log.agree())
-
-
-@contextlib.contextmanager
-def phase(meter: Meter, name: str, traced: bool) -> Iterator[None]:
-    """A phase of a step; its mark in the trace ends after the meter has waited for the GPU."""
-    with mark(name) if traced else contextlib.nullcontext(), meter.phase(name):
-        yield

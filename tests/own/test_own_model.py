@@ -32,6 +32,30 @@ def unequal():
     return model, batch | {"more": batch["symbols"][1:]}, loss
 """
 
+# Without an nn.ModuleList; the gradient of a bias before a norm is zero but for rounding; one layer gets none.
+ODD = """
+import torch
+from torch import nn
+from benchmark.engines.ddp import DDP
+from benchmark.engines.fsdp import FSDP
+class Odd(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.last = nn.Conv1d(1, 8, 3), nn.GroupNorm(8, 8), nn.Linear(8, 4)
+        self.unused = nn.Linear(2, 2)
+    def forward(self, x):
+        return self.last(torch.tanh(self.norm(self.first(x))).mean(-1))
+def loss(model, batch):
+    return nn.functional.cross_entropy(model(batch["x"]), batch["y"])
+def build():
+    return Odd(), {"x": torch.randn(64, 1, 12), "y": torch.randint(4, (64,))}, loss
+class Silent(FSDP):
+    def wrap(self, model):
+        return model
+    def backward(self, loss, last):
+        return super(FSDP, self).backward(loss, last)
+"""
+
 
 @pytest.fixture
 def file(tmp_path):
@@ -53,6 +77,35 @@ def test_engines_are_proved_with_a_users_model_and_a_wrong_one_is_named(tmp_path
     assert [row["gradient"] for row in rows] == ["ok", "ok", "x 0.5000 (every parameter)"]
     assert "2 examples each, 4 blocks" in printed
     assert "Halves with accumulation 1: x 0.5000 (every parameter)" in printed
+
+
+@pytest.mark.medium
+@pytest.mark.skipif(sys.platform != "linux", reason="starts workers with gloo")
+@pytest.mark.parametrize(("flags", "ddp"), [([], "not proved"), (["--find_unused_parameters"], "ok")])
+def test_an_odd_model_is_synchronised_not_accused_and_its_unused_parameters_are_named(flags, ddp, tmp_path):
+    (tmp_path / "odd.py").write_text(ODD)
+    words = ["--model", f"{tmp_path}/odd.py:build", "--engine", f"{tmp_path}/odd.py:FSDP,Silent,DDP", *flags]
+
+    codes = group(ROOT / "benchmark" / "prove.py", 2, tmp_path, *words, "--output_dir", tmp_path / "p")
+
+    fsdp, silent, of_ddp = json.loads((tmp_path / "p" / "proof.json").read_text())
+    assert codes == [1, 0], (tmp_path / "log0.txt").read_text()[-2000:]
+    assert (fsdp["gradient"], of_ddp["gradient"]) == ("ok", ddp), (fsdp, of_ddp)
+    assert "sends 0 elements" in silent["sentence"] or "error" in silent["gradient"]
+    assert ("--find_unused_parameters" in of_ddp["left_out"]) == (not flags)
+
+
+@pytest.mark.medium
+@pytest.mark.skipif(sys.platform != "linux", reason="starts workers with gloo")
+def test_a_run_that_sends_nothing_is_an_error(tmp_path):
+    silent = "from benchmark.engines.fsdp import FSDP\nFSDP.wrap, FSDP.backward = Silent.wrap, Silent.backward\n"
+    (tmp_path / "odd.py").write_text(ODD + silent)
+    words = ["--model", f"{tmp_path}/odd.py:build", "--strategy", "fsdp", "--max_steps", 4]
+
+    codes = group(ROOT / "benchmark" / "run.py", 2, tmp_path, *words)
+
+    assert 0 not in codes and not (tmp_path / "run" / "result.json").exists()
+    assert "sends nothing" in (tmp_path / "log0.txt").read_text()
 
 
 def test_blocks_are_the_members_of_outer_lists_or_what_the_file_says(file):

@@ -79,7 +79,7 @@ def test_a_row_has_a_run_s_figures_and_its_speed_over_those_of_one_worker(folder
     assert row["step_ms"] == pytest.approx(statistics.median(ddp2["steps_ms"]))
     assert row["communication_s"] == pytest.approx(ddp2["communication"]["total_ms"] * len(ddp2["steps_ms"]) / 1e3)
     assert row["sent_mb"] == pytest.approx(4 * ddp2["parameters"] / 1e6)  # a ring of two sends all gradients once
-    assert row["ideal_mb"] == pytest.approx(16 * ddp2["parameters"] / 1e6) == pytest.approx(row["kept_mb"], rel=1e-3)
+    assert row["ideal_mb"] == pytest.approx(16 * ddp2["parameters"] / 1e6) == pytest.approx(row["kept_mb"], rel=0.05)
     assert row["peak_mb"] == max(worker["memory"]["peak"] for worker in ddp2["workers"]) / 1e6 > row["kept_mb"]
     assert row["perplexity"] == pytest.approx(math.exp(row["validation_loss"]))
     assert ddp2["tokens_per_second"] == pytest.approx(LENGTH * speeds[2])
