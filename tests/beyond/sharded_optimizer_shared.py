@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from grader.arithmetic import Tolerance, norm
+from grader.arithmetic import Tolerance, close, norm
 from grader.compare import Expected, check, forgotten_waits
 from grader.grading import Grade
 from grader.in_rank import InRank, run
@@ -309,7 +309,7 @@ def holds(numbers: np.ndarray, shards: np.ndarray, rounding: float) -> bool:
     if not np.any(numbers) and numbers.size not in (length, shards.size):
         return False
     parts, factors = numbers.reshape(-1, length).astype(np.float64), (1, ranks)
+    limits = [Tolerance(limit=rounding * np.abs(shard) + 1e-5) for shard in shards]
     return all(
-        any(np.allclose(part * factor, shard, rounding, 1e-5) for shard in shards for factor in factors)
-        for part in parts
+        any(close(part * n, *row) for n in factors for row in zip(shards, limits, strict=True)) for part in parts
     )

@@ -19,7 +19,7 @@ from tests.beyond import sharded_optimizer_memory as memory
 from tests.beyond import sharded_optimizer_shared as shared
 from tests.beyond import toy_shared
 from tests.beyond.sharded_optimizer_shared import SHARDED, TOY, OptimizerRun, Setting
-from tests.beyond.toy_shared import check_together, is_message
+from tests.beyond.toy_shared import check_together, is_message, once_in_bfloat16
 
 if TYPE_CHECKING:  # what a function finds in a rank
     from grader.inside.tools import Context, Tensor, copy_of, nn, torch
@@ -193,21 +193,21 @@ def check_bucket(run: OptimizerRun, rank: int, step: int, i: int, right: list[np
     """Check the parameters of a bucket on a rank after a step. `right`: the shards before and after it."""
     before, after = right
     returned = run.result.values[rank][step]
-    tolerance = Tolerance(norm([after]), 5.0)
+    total = norm([before, after])
     got: dict[str, Any] = {f"shard {i}": returned[f"shard {i}"]}
     expected: dict[str, Expected] = {}
     for j, shard in enumerate(run.setting.flat(run.buckets[i], returned["parameters"], run.ranks)):
         got[f"rank {j}'s shard"] = shard
-        limit = 2.0**-8 * np.abs(after[j]) + 1e-5 if run.is_half(i) else None  # the nearest number in bfloat16
+        tolerance = once_in_bfloat16(after[j], 5 * total) if run.is_half(i) else Tolerance(total, 5.0)
         twice = "the shards were updated twice: one step() of the optimizer updates the shards of all buckets"
         never = "nothing has changed: step() updates this rank's shard first, then gathers the new values of all ranks"
         old = "only this rank's own shard is new: gather the shards of all ranks after the update"
         expected[f"rank {j}'s shard"] = Expected(
-            after[j], mistakes={old: before[j]}, tolerance=tolerance._replace(limit=limit),
+            after[j], mistakes={old: before[j]}, tolerance=tolerance,
             everywhere={twice: lambda j=j: alone(run, 2)[step + 1][i][j], never: before[j]},
         )  # fmt: skip
     kept = "the parameters are right, but shard.values is not: it keeps the float32 values that the optimizer updates"
-    expected[f"shard {i}"] = Expected(after[rank], kept, tolerance=tolerance)
+    expected[f"shard {i}"] = Expected(after[rank], kept, tolerance=Tolerance(total, 5.0))
     where = f"step {step}, {run.ranks} ranks: in the parameters of bucket {i} on rank {rank}, "
     check(run.grade, where, got, expected, run.result)
 

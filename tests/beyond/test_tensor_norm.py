@@ -15,6 +15,7 @@ from grader.grading import Grade
 from grader.in_rank import in_rank, run
 from grader.wire import drawn
 from tests.beyond.tensor_shared import ALL, Ranks, check_groups
+from tests.beyond.toy_shared import once_in_bfloat16
 
 if TYPE_CHECKING:  # what a function finds in a rank
     from grader.inside.tools import Context, Tensor, copy_of, dtype_of, nn, own_group, torch
@@ -96,8 +97,8 @@ def check_norm(grade: Grade, ranks: Ranks) -> None:
             expected = {"graph": Expected(False, graph), "norm": expected_norm(members, group.index(rank), case)}
             for name, gradient in members[group.index(rank)].items():
                 changed = f"squared_norm changes the gradient of {name}, which the step needs"
-                limit = None if gradient is None else 1e-2 * np.abs(gradient) + 1e-8
-                expected[name] = Expected(gradient, changed, tolerance=Tolerance(limit=limit))
+                kept = Tolerance() if gradient is None else once_in_bfloat16(gradient, 1.0)
+                expected[name] = Expected(gradient, changed, tolerance=kept)
             check(grade, where, got, expected, result)
     for call in all_calls(result):
         if call.payload and len(call.payload) > MESSAGE:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from grader.arithmetic import Tolerance, close
 from grader.compare import Expected, check
 from grader.grading import Grade
 from grader.in_rank import in_rank, run, run_alone
@@ -232,7 +233,7 @@ def difference(got: Fields, right: Fields) -> str:
         own = got["gradients"].get(name)
         if own is None:
             return f"{name} has no gradient, though the loss is right"
-        if own.shape != gradient.shape or not np.abs(own - gradient).max() <= 1e-8 * total:
+        if not close(own, gradient, Tolerance(limit=1e-8 * total)):
             return f"the gradient of {name} is not the plain model's, though the loss is right"
     return ""
 

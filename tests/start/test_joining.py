@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pytest
 
+from grader.arithmetic import Tolerance, close, norm
 from grader.compare import Expected, check
 from grader.grading import Grade
 from grader.in_rank import in_rank, run_to_any_end
@@ -172,7 +173,8 @@ def check_group(grade: Grade, result: Result, numbers: list[np.ndarray]) -> None
         sent = [call.sent_arrays().ravel() for call in one.calls if call.name == "all_reduce"][-2:]
         sums = result.values[rank]["sums"]
         complete = len(sent) == len(sums) == 2 and all(np.array_equal(number, numbers[rank]) for number in sent)
-        if not complete or not all(np.shape(total) == (3,) and np.allclose(total, sum(numbers)) for total in sums):
+        exact = Tolerance(norm(numbers))
+        if not complete or not all(close(total, np.sum(numbers, axis=0), exact) for total in sums):
             grade.fail(f"rank {rank}: an all_reduce over the group that was joined does not give the sum of all ranks")
 
 
