@@ -1,7 +1,8 @@
 """Task 4, 4.2: the bytes that a worker must send and receive, and the iterations of an epoch.
 
 The lesson's formulas are not here. Bytes are compared with cases that were counted message by message, times a drawn
-number. The iterations of an epoch must have a property: they hold all examples, and one fewer would not.
+number, and with drawn cases that are counted in this way now. The iterations of an epoch must have a property: they
+hold all examples, and one fewer would not.
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 from grader.compare import check
 from grader.grading import Grade
 from grader.in_rank import in_rank, run
+from tests.ring_messages import messages_of_each
 from tests.task4.test_traffic import BYTES, FLAGS, value_of
 
 if TYPE_CHECKING:  # what a function finds in a rank
@@ -118,12 +121,23 @@ def check_traffic(grade: Grade, what: str, got: list[float], right: int, mistake
     check(grade, "", {name: whole(moved, right) for name, moved in zip(names, got, strict=True)}, expected)
 
 
+def draw_moved(grade: Grade, most: int) -> dict[tuple[int, int], tuple[int, int]]:
+    """Draw more cases like those of MOVED: sizes, and numbers of workers."""
+    moved = {}
+    for n in (int(n) for n in grade.draw.choice(np.arange(10, most), 3, replace=False)):
+        piece, messages = int(grade.draw.integers(11, 99)), messages_of_each(n)
+        # What rank 0 sends, every other worker receives a part of: its own tensor's size.
+        moved[piece * n, n] = piece * messages[0], sum(piece * n for other in range(n) if other)
+    return moved
+
+
 def check_all_reduce(grade: Grade) -> None:
     """Check the traffic of a ring, with a few workers and with many."""
     factor = int(grade.draw.integers(1000, 9000))
-    cases = [(factor * size, n) for size, n in MOVED]
+    every_case = MOVED | draw_moved(grade, 300)
+    cases = [(factor * size, n) for size, n in every_case]
     *values, of_half_a_byte = results(grade, "all_reduce_traffic", [*cases, (4, 8)])
-    for (size, n), moved, got in zip(cases, MOVED.values(), values, strict=True):
+    for (size, n), moved, got in zip(cases, every_case.values(), values, strict=True):
         right, of_a_root = (factor * each for each in moved)
         mistakes = {
             "that is the tensor itself, without the factor of the ring": size,
@@ -139,9 +153,10 @@ def check_all_reduce(grade: Grade) -> None:
 def check_gather_scatter(grade: Grade) -> None:
     """Check that rank 0 communicates with all others, and each of them with rank 0 only."""
     factor = int(grade.draw.integers(100, 9000))
-    cases = [(factor * size, n, rank) for size, n in MOVED if n < 12 for rank in range(n)]
+    every_case = {(size, n): moved for (size, n), moved in MOVED.items() if n < 12} | draw_moved(grade, 40)
+    cases = [(factor * size, n, rank) for size, n in every_case for rank in range(n)]
     for (size, n, rank), got in zip(cases, results(grade, "gather_scatter_traffic", cases), strict=True):
-        of_a_ring, of_rank_0 = (factor * each for each in MOVED[size // factor, n])
+        of_a_ring, of_rank_0 = (factor * each for each in every_case[size // factor, n])
         mistakes = {
             "rank 0's own tensor is not sent": size * n,
             "scatter sends each worker the whole mean, and not a piece of it": of_rank_0 // n,
