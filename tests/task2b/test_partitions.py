@@ -289,12 +289,14 @@ def between_rounded_boundaries(shares: list[float]) -> list[int]:
 def check_seed(grade: Grade) -> None:
     """Check that the partitions depend on the seed and on nothing else, and that they change nothing else."""
     length, sizes = 4 * int(grade.draw.integers(10, 20)), [0.25] * 4
-    seeds = draw_seeds(grade, 2)
+    seeds = [*draw_seeds(grade, 2), 0, 1, 1234]  # 0 is a seed like all others; 1234 is the default
     (result,) = partitions(grade, [(length, sizes)], seeds, 1)
     (repeated,) = partitions(grade, [(length, sizes)], seeds, 2)
-    one, other = result["partitions"]
-    if one != repeated["partitions"][0]:
+    one, other, *others = result["partitions"]
+    if result["partitions"] != repeated["partitions"]:
         grade.fail(UNSEEDED)
+    if one != other and others[0] in others[1:]:
+        grade.fail("seed 0 gives the partitions of another seed: 0 is a seed, too (`seed or ...` takes it for none)")
     if one == other:
         grade.fail(f"the seeds {seeds} give the same partitions: shuffle the indices with a generator made from seed")
     if sorted(map(sorted, one)) == sorted(map(sorted, other)):
