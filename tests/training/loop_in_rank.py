@@ -61,7 +61,7 @@ class SmallModel(nn.Module):
     """A model that notes every forward and backward pass."""
 
     note: Callable[..., None]  # Context.event; of the class, so that a model can be copied
-    left: ClassVar[dict[str, Any]] = {}  # the states of the global random generators after the latest forward; of the class, too
+    left: ClassVar[dict[str, Any]] = {}  # what the random generators were after the latest forward
 
     def note_forward(self, ids: Tensor) -> None:
         """Note which examples these are, by their first token, the mode, a number that dropout would draw, and which
