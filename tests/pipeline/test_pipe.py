@@ -18,12 +18,13 @@ from tests.pipeline.pipe_shared import IN_RANK, Watched, split_sizes
 
 if TYPE_CHECKING:  # what a function finds in a rank
     from grader.inside.tools import Context, copy_of, nn, torch
-    from tests.pipeline.pipe_in_rank import NeverArrives, Watch, WatchedStage, watch_queues
+    from tests.pipeline.pipe_in_rank import NeverArrives, Watch, WatchedStage, give_schedule, live_tensors, watch_queues
 
 graded = pytest.mark.graded
 CRASHES = shared.CRASHES
 Arrays = dict[str, np.ndarray]
 WIDTH = 3
+CALLS = 6  # of one pipe, to see whether it keeps anything of them
 # (partitions, split size, batch): even, with a smaller last micro-batch, a split larger than the batch, one partition,
 # micro-batches of one example, one example in all
 SETTINGS = ((2, 2, 8), (3, 3, 7), (2, 10, 4), (1, 2, 5), (3, 1, 4), (1, 1, 1))
@@ -70,11 +71,17 @@ def pipe(context: Context, lesson: Any, inputs: Any) -> Any:
     watch = Watch(context, context.arguments["meet"])
     stages = [WatchedStage(watch, j, layer) for j, layer in enumerate(layers)]
     labelled = nn.Sequential(*(WithDevice(stage, f"cpu:{j}") for j, stage in enumerate(stages)))
+    give_schedule(lesson, context.arguments["given"])
     whole = lesson.Pipe(labelled, context.arguments["split_size"])
     watch_queues(whole, watch)
     try:
         batches = zip(inputs["batches"], inputs["loss_weights"], strict=True)
-        return [step(x.clone().requires_grad_(), loss_weight) for x, loss_weight in batches]
+        values = [step(x.clone().requires_grad_(), loss_weight) for x, loss_weight in batches]
+        counts = []
+        for _ in range(context.arguments["calls"]):
+            whole(inputs["batches"][0].clone())
+            counts.append(live_tensors())
+        return values + [{"kept": counts[-1] - counts[1]}] if counts else values
     except NeverArrives:
         return {"waits_forever": True}
 
@@ -113,7 +120,13 @@ class Whole:
         loss_weights = [draw.normal(size=batch.shape) for batch in batches]
         self.expected = [plain(weights, biases, x, r) for x, r in zip(batches, loss_weights, strict=True)]
         inputs = {"weights": weights, "biases": biases, "batches": batches, "loss_weights": loss_weights}
-        arguments: dict[str, Any] = {"split_size": split_size, "meet": list(meet)}
+        cycles = [(count, stages) for count in {*counts}]
+        arguments: dict[str, Any] = {
+            "split_size": split_size,
+            "meet": list(meet),
+            "sizes": cycles,
+            "calls": CALLS if len(sizes) > 1 else 0,
+        }
         self.result: Result = shared.run_pipe(grade, pipe, [inputs], **arguments)
         self.watched = Watched(self.result.ranks[0].events)
 
@@ -124,7 +137,7 @@ class Whole:
 
     def check(self) -> None:
         """Check output and gradients of every call."""
-        for size, got, right in zip(self.sizes, self.values(), self.expected, strict=True):
+        for size, got, right in zip(self.sizes, self.values(), self.expected, strict=False):
             expected = {}
             for name, value in right.items():
                 cut = "the graph from the output back to it is cut, by detach, .data or no_grad"
@@ -154,6 +167,11 @@ def check_again(grade: Grade) -> None:
         got_marks, right_marks = ("none" if number >= len(marks) else str(marks[number]) for marks in (got, right))
         check(grade, where, {"examples": got_marks}, {"examples": Expected(right_marks, message)})
     whole.check()
+    if (kept := whole.values()[-1]["kept"]) >= CALLS - 2:
+        grade.fail(
+            f"{where}in {CALLS - 2} more calls of the pipe, {kept} tensors more stay in memory: keep nothing of a "
+            "call, neither in self nor elsewhere; a micro-batch holds its whole graph"
+        )
 
 
 def check_same_time(grade: Grade) -> None:
