@@ -22,6 +22,7 @@ IN_RANK = "tests/pipeline/pipe_in_rank.py"
 PATIENCE = 8.0  # seconds after which partitions stop waiting for each other, if no count shows it earlier
 DEADLINE = 20.0  # seconds for a run, which takes well under one
 CRASHES = {  # torch's and Python's words -> what they mean here
+    "raised Empty ... get(": "a result may take long: wait for it without a time limit, out_queues[j].get()",
     "stack expects each tensor to be equal size": "the last micro-batch may be smaller: put the results together along "
     "the examples, with torch.cat",
     "object has no attribute 'compute'": "an in-queue takes only Tasks: make a Task of the function",

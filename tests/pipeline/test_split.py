@@ -276,7 +276,8 @@ def test_consecutive_layers_on_one_device_form_one_partition(grade: Grade) -> No
     for devices in (["cpu:0", "cpu:1", "cpu:2"], ["cpu:3", "cpu:1"], ["cpu:0"]):
         cases.append(labelled(*((device, int(grade.draw.integers(1, 4))) for device in devices)))
     cases.append(case(("cpu", [layer(), layer()]), ("meta", [layer("meta")])))  # where the parameters really lie
-    cases.append(case(("meta", [layer("cpu", "meta")]), ("cpu:0", [A])))  # and where they stay, whatever a label says
+    named = layer("cpu", "meta")  # a label moves no layer
+    cases.append(case(("meta", [named]), ("cpu:0", [A]), ("meta", [named])))
     check_cases(grade, cases)
 
 
