@@ -123,7 +123,7 @@ def check_traffic(grade: Grade, what: str, got: list[float], right: int, mistake
 
 def draw_moved(grade: Grade, most: int) -> dict[tuple[int, int], tuple[int, int]]:
     """Draw more cases like those of MOVED: sizes, and numbers of workers."""
-    moved = {}
+    moved = {(int(grade.draw.integers(11, 99)), 1): (0, 0)}
     for n in (int(n) for n in grade.draw.choice(np.arange(10, most), 3, replace=False)):
         piece, messages = int(grade.draw.integers(11, 99)), messages_of_each(n)
         # What rank 0 sends, every other worker receives a part of: its own tensor's size.
@@ -219,20 +219,20 @@ WAYS = ("sent", "received")
 
 def check_epoch(grade: Grade) -> None:
     """Check that an epoch moves the bytes of an iteration as often as it has iterations."""
-    iteration = [float(n) for n in grade.draw.integers(10_000, 90_000, size=2)]
+    iteration = [n + 0.75 for n in grade.draw.integers(10_000, 90_000, size=2).tolist()]
     cases = [(2490, 16, 4), (2490, 8, 4), (2490, 4, 4), (22, 7, 3), *draw_epochs(grade)]
     values = results(grade, "traffic_per_epoch", [(iteration, *case) for case in cases])
     for case, got in zip(cases, values, strict=True):
         rows = zip(WAYS, iteration, reversed(WAYS), reversed(iteration), got, strict=True)
         for way, per_iteration, other_way, of_other_way, per_epoch in rows:
             count = per_epoch / per_iteration  # a float, with noise
-            if math.isfinite(count) and math.isclose(count, round(count), rel_tol=1e-6):
+            if math.isfinite(count) and abs(per_epoch - round(count) * per_iteration) <= 1:
                 count = round(count)
             if complaint := why_wrong(count, *case):
                 cause = why_so_often(count, *case)
                 if not why_wrong(round(per_epoch / of_other_way, 6), *case):
                     cause = f"these are the bytes {other_way}, not those {way}: each has its own number in `iteration`"
-                sentence = f"{per_iteration:.0f} bytes {way} in each iteration, got {per_epoch:.0f} in the epoch"
+                sentence = f"{per_iteration:.2f} bytes {way} in each iteration, got {per_epoch:.0f} in the epoch"
                 grade.fail(f"an epoch of {in_words(*case)}: {sentence}: {cause or complaint}")
 
 
@@ -240,7 +240,7 @@ def why_so_often(count: float, examples: int, batch: int, workers: int) -> str:
     """Return the mistake that counts an iteration's bytes so often, "" if it is no known one."""
     independent = "bytes of an iteration do not depend on the"
     mistakes = {
-        "that is one iteration": count == 1,
+        "that is one iteration: does iterations_per_epoch return 1 here?": count == 1,
         "that is the sum over all workers": not why_wrong(count / workers, examples, batch, workers),
         f"{independent} batch size: gradients have the size of the model":
             not why_wrong(count / batch, examples, batch, workers),
