@@ -28,7 +28,7 @@ graded = pytest.mark.graded
 CRASHES = loop_shared.CRASHES
 GLUE = "task2a_gather_scatter/run_glue.py"
 COURSE_HOST, COURSE_PORT = "127.0.0.1", "11868"
-OF_A_SCHEDULER = {"RANK": "1", "WORLD_SIZE": "5"}
+OF_A_SCHEDULER = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "5", "BACKEND": "mpi"}
 OF_ANOTHER = {  # what a scheduler or an earlier call has set, and the function must not use
     "join": {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"} | OF_A_SCHEDULER,
     "setup": OF_A_SCHEDULER,
