@@ -270,7 +270,12 @@ def mistakes_in_mean(run: OptimizerRun, rank: int, place: tuple[int, int], i: in
 
 def check_none_left(run: OptimizerRun) -> None:
     """Check that no parameter keeps a gradient after finish()."""
-    left = {"left": Expected([], "parameter {got} still has a gradient after finish()")}
+    left = {
+        "left": Expected(
+            [],
+            f"parameter {{got}} still has a gradient after finish(): send and receive every {run.part}",
+        )
+    }
     for rank, value in enumerate(run.result.values):
         for finish in value["finishes"]:
             check(run.grade, f"step {finish['step']}, rank {rank}: ", finish, left)

@@ -6,6 +6,7 @@ Every rank starts with its own gradients; afterwards each must hold the mean of 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,6 +27,9 @@ if TYPE_CHECKING:  # what a function finds in a rank
 graded = pytest.mark.graded
 SYNC, AVERAGE = "sync_gradients", "average_gradients"  # the functions that students write
 BY_HAND = "average the gradients with torch.distributed's collectives"
+SHARED = (
+    "it has the mean of the last parameter of this shape: do parameters of one shape share a buffer? Each needs its own"
+)
 HINTS = {  # torch's words -> what they mean here
     "must be alike, got ()": "mean() without a dimension also averages the elements: pass the workers' dimension",
     "scatter: the tensors of one call must be alike": "each entry of scatter's list must be the whole mean, in the "
@@ -138,7 +142,7 @@ MISTAKES: dict[str, Callable[[OneParameter], Any]] = {  # mistake -> what it lea
     "every gradient is {ranks}.000 times the mean on {ranks} workers: did you divide by world_size, as "
     "dist.get_world_size() gives it, and in place (/= or div_)?": lambda g: g.all.sum(0),
     "the gradient is still the worker's own: the result did not get into param.grad (.to(dtype), .clone() and "
-    "param.grad / n are new tensors: copy the mean back)": lambda g: g.own,
+    "param.grad / n are new tensors: copy the mean back), or it was sent back without a mean": lambda g: g.own,
     "param.grad is the worker's own gradient divided by world_size: nothing was summed": lambda g: g.own / g.ranks,
     "param.grad is rank 0's gradient: it was distributed without averaging": lambda g: g.all[0],
     "rank 0's own gradient is in the sum twice": lambda g: (g.all.sum(0) + g.all[0]) / g.ranks,
@@ -256,6 +260,8 @@ def after_call(setting: Setting, gradients: list[list[Any]], payloads: Payloads)
             dtype = setting.dtype(k)
             limit = None if dtype == "float32" else 0.04 * np.abs(column).max(axis=0) + 1e-6
             one = mean_of(column, rank, payloads, total, limit)
+            same = [other for other in columns if other[0] is not None and other[0].shape == column[0].shape]
+            one = replace(one, mistakes=dict(one.mistakes) | {SHARED: np.asarray(np.mean(same[-1], axis=0))})
             if k in setting.infinite:
                 one = Expected(np.nan_to_num(one.value, **SHOWN), tolerance=one.tolerance)
             expected[rank, f"parameter {k}"] = one

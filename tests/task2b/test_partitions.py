@@ -7,6 +7,7 @@ rounding down are rounded up.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from itertools import islice, pairwise
@@ -64,7 +65,17 @@ def partition(context: Context, lesson: Any, inputs: Any) -> Any:
         part = lesson.Partition(owned.data, index)
         backwards = [text(part[place]) for place in reversed(range(len(index)))]
         looped = [text(example) for example in islice(part, MORE_THAN_ANY)]  # ends at the first IndexError
-        left = {"examples": backwards[::-1], "looped": looped, "index": [int(place) for place in index]}
+        try:
+            part[len(index)]
+            beyond = "an example"
+        except Exception as error:
+            beyond = "IndexError" if isinstance(error, IndexError) else type(error).__name__
+        left = {
+            "examples": backwards[::-1],
+            "looped": looped,
+            "index": [int(place) for place in index],
+            "beyond": beyond,
+        }
         yield left | {"data": owned.changed()["data"]}
 
 
@@ -190,6 +201,7 @@ def check_partition(grade: Grade) -> None:
             index, "`for example in partition` gives {got} or more, expected {expected}: an index of len(partition) "
             "or more must raise IndexError; otherwise the loop never ends",
         ),
+        "beyond": Expected("IndexError", "partition[len(partition)] gives {got}; expected an {expected}, as in a list"),
     }  # fmt: skip
     for left in on_data(grade, partition, 1, 20, index=index)[0]:
         got = left | {name: numbered(grade, left[name][:10]) for name in ("examples", "looped")}
@@ -260,6 +272,8 @@ def check_counts(grade: Grade, length: int, sizes: list[float], got: list[int]) 
     shares = [size * length for size in sizes]
     rule = "see the rule in the docstring of DataPartitioner"
     what = f"{length} examples in shares of {[round(share, 2) for share in shares]}: got partitions of {got}, {rule}"
+    if sum(map(math.floor, shares)) == length:
+        what += " (none remains to be distributed here: is your slice empty then? [-0:] takes all)"
     if len(got) != len(sizes) or sum(got) != length:
         grade.fail(what)
     gains = [count - share for count, share in zip(got, shares, strict=True)]  # above 0: rounded up

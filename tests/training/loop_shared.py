@@ -48,6 +48,7 @@ CRASHES = {  # torch's and Python's words -> what they mean here
     "KeyError ... record.evaluation(": "evaluate() returns other metrics for this task: pass on its whole dictionary",
 }
 CLASSES = {"rte": 2, "mnli": 3, "sts-b": 1}
+CHANGED_LOSS = "a collective changes the recorded loss: it works in place, also on loss.detach(), which has its memory"
 
 
 @in_rank(uses=IN_RANK, preload=PRELOAD, first="watch_library")
