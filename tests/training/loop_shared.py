@@ -209,7 +209,7 @@ def used(gradients: StepGradients, got: Mapping[str, Any]) -> Arrays:
         candidate = make(gradients)
         pairs = [(got.get(name), array) for name, array in candidate.items()]
         factor = common_factor(pairs, tolerance(gradients.mean))
-        if factor is not None and 0.2 <= factor <= 8:
+        if factor is not None and 1e-3 <= factor <= 8:  # a second clipping leaves a small one
             return {name: factor * array for name, array in candidate.items()}
     return gradients.right
 
