@@ -33,7 +33,8 @@ RING: Mapping[Average, tuple[float, Mapping[float, str]]] = {
         {
             16.5: "the latency is paid once per message, not once",
             16: "the latency is missing",
-            50
+            16
+            + 2
             / 3: "the latency is divided by the workers, too: every message pays all of it, only its bytes are a piece",
             9: "every piece travels around the ring twice, once to be summed and once to be distributed",
             50: "each message has all bytes; expected a piece of them",

@@ -91,14 +91,8 @@ def check_gradient_bytes(grade: Grade) -> None:
 
 # --- the traffic of an iteration ---
 
-# (bytes of a tensor, workers) -> bytes that each worker sends, and as many that it receives, in a ring's all_reduce;
-# the same of rank 0 in gather and scatter. 7 workers come first: there no two wrong factors give the same number.
-MOVED = {
-    (133, 7): (228, 798), (46, 2): (46, 46), (51, 3): (68, 102), (116, 4): (174, 348), (65, 5): (104, 260),
-    (186, 6): (310, 930), (88, 8): (154, 616), (117, 9): (208, 936), (143, 11): (260, 1430), (156, 12): (286, 1716),
-    (221, 13): (408, 2652), (240, 16): (450, 3600), (323, 19): (612, 5814), (276, 23): (528, 6072),
-    (351, 27): (676, 9126), (320, 32): (620, 9920), (444, 37): (864, 15984), (390, 39): (760, 14820),
-}  # fmt: skip
+# (bytes of a piece, workers); 7 workers come first: there no two wrong factors give the same number.
+SIZES = ((19, 7), (23, 2), (17, 3), (29, 4), (13, 5), (31, 6), (11, 8), (13, 9), (13, 11), (13, 12), (10, 32), (10, 39))
 PIECES = {  # of 4 bytes on 8 workers, where a piece is half a byte: what a worker sends if it rounds each piece
     "each piece, here half a byte, is rounded down: only the result may be rounded": 0,
     "each piece, here half a byte, is rounded up: only the result may be rounded": 14,
@@ -121,24 +115,25 @@ def check_traffic(grade: Grade, what: str, got: list[float], right: int, mistake
     check(grade, "", {name: whole(moved, right) for name, moved in zip(names, got, strict=True)}, expected)
 
 
-def draw_moved(grade: Grade, most: int) -> dict[tuple[int, int], tuple[int, int]]:
-    """Draw more cases like those of MOVED: sizes, and numbers of workers."""
-    moved = {(int(grade.draw.integers(11, 99)), 1): (0, 0)}
-    for n in (int(n) for n in grade.draw.choice(np.arange(10, most), 3, replace=False)):
-        piece, messages = int(grade.draw.integers(11, 99)), messages_of_each(n)
-        # What rank 0 sends, every other worker receives a part of: its own tensor's size.
-        moved[piece * n, n] = piece * messages[0], sum(piece * n for other in range(n) if other)
-    return moved
+def moved(grade: Grade, most: int) -> dict[tuple[int, int], tuple[int, int]]:
+    """Return (bytes of a tensor, workers) -> the bytes that a worker sends, and receives, in a ring's all_reduce, and
+    those of rank 0 in gather and scatter. Some cases are drawn."""
+    workers = [1, *grade.draw.choice(np.arange(10, most), 3, replace=False).tolist()]
+    cases = [*(one for one in SIZES if one[1] < most), *((int(grade.draw.integers(11, 99)), n) for n in workers)]
+    return {
+        (piece * n, n): (piece * messages_of_each(n)[0], sum(piece * n for other in range(n) if other))
+        for piece, n in cases
+    }
 
 
 def check_all_reduce(grade: Grade) -> None:
     """Check the traffic of a ring, with a few workers and with many."""
     factor = int(grade.draw.integers(1000, 9000))
-    every_case = MOVED | draw_moved(grade, 300)
+    every_case = moved(grade, 300)
     cases = [(factor * size, n) for size, n in every_case]
     *values, of_half_a_byte = results(grade, "all_reduce_traffic", [*cases, (4, 8)])
-    for (size, n), moved, got in zip(cases, every_case.values(), values, strict=True):
-        right, of_a_root = (factor * each for each in moved)
+    for (size, n), each_moves, got in zip(cases, every_case.values(), values, strict=True):
+        right, of_a_root = (factor * each for each in each_moves)
         mistakes = {
             "that is the tensor itself, without the factor of the ring": size,
             "that is half: every piece travels around the ring twice, to be summed and to be distributed": right // 2,
@@ -153,7 +148,7 @@ def check_all_reduce(grade: Grade) -> None:
 def check_gather_scatter(grade: Grade) -> None:
     """Check that rank 0 communicates with all others, and each of them with rank 0 only."""
     factor = int(grade.draw.integers(100, 9000))
-    every_case = {(size, n): moved for (size, n), moved in MOVED.items() if n < 12} | draw_moved(grade, 40)
+    every_case = moved(grade, 30)
     cases = [(factor * size, n, rank) for size, n in every_case for rank in range(n)]
     for (size, n, rank), got in zip(cases, results(grade, "gather_scatter_traffic", cases), strict=True):
         of_a_ring, of_rank_0 = (factor * each for each in every_case[size // factor, n])
