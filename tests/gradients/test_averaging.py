@@ -74,7 +74,11 @@ ODD = Setting(((4, 3), (5,), (4, 3), (2, 2), (3, 5), (6,), (4, 3)), ((3, 5), (0,
 LARGE = Setting(((3,), (640, 1024), (2, 4), (5,)), ((),))  # 2.6 MB: more than a usual bucket
 HALF, MIXED = Setting(dtypes=("bfloat16",)), Setting(dtypes=("float32", "float16", "bfloat16"))
 INFINITE = Setting(infinite=(1, 3))
-SHOWN = {"posinf": 300.0, "neginf": 300.0, "nan": 300.0}  # what is shown and compared in place of such numbers
+SHOWN: dict[str, Any] = {
+    "posinf": 300.0,
+    "neginf": 300.0,
+    "nan": 300.0,
+}  # what is shown and compared in place of such numbers
 SIZES = (3, 4)  # 3 comes first: there no two wrong factors give the same number
 Gradients = list[list[list[Any]]]  # [rank][call][parameter]; None: no gradient
 

@@ -124,7 +124,7 @@ def check_joined(grade: Grade, calls: str, setting: Setting) -> None:
     config = {"master_ip": setting.host, "master_port": int(setting.port), "backend": setting.backend}
     environment = setting.already_set | (OF_ANOTHER[calls] if setting.of_another else {})
     numbers = [drawn.generator(grade.seed, 6, setting.ranks, rank).normal(size=3) for rank in range(setting.ranks)]
-    arguments = {"calls": calls, "config": config, "environment": environment}
+    arguments: dict[str, Any] = {"calls": calls, "config": config, "environment": environment}
     result = run_to_any_end(grade, join_group, numbers, fails=False, **arguments)
     for rank, call in enumerate(calls_of_joining(grade, result)):
         check_call(grade, rank, call, calls, setting)
