@@ -73,12 +73,13 @@ def rounded(array: Any, dtype: str) -> np.ndarray:
 
 
 def once_in_bfloat16(value: np.ndarray, total: float) -> Tolerance:
-    """How far a number may be off that is rounded to bfloat16 once, at the end: 4 times what rounding changes.
+    """How far a number may be off that is rounded to bfloat16 once, at the end: 4 times the distance of neighbours.
 
+    Where float32 and float64 are on two sides of a boundary, they round to neighbours, at most 2^-7 of the value apart.
     total: the norm of what it is computed from in float32. A difference of large numbers may be nearly 0, but its error
     is not.
     """
-    return Tolerance(limit=2.0**-6 * np.abs(value) + 1e-6 * total)
+    return Tolerance(limit=2.0**-5 * np.abs(value) + 1e-6 * total)
 
 
 def draw(seed: int, ranks: int, toy: ToySetting) -> Drawn:
