@@ -133,7 +133,7 @@ class RowParallel(nn.Module):
     def __init__(self, layer: Conv1D, rows: Tensor, group: Group = None) -> None:
         """Copy the rows.
 
-        b.11 [7] self.weight has this rank's rows. self.bias is whole, on every rank.
+        b.11 [7] self.weight has this rank's rows. self.bias is whole, on every rank. Both have their own memory.
         """
         super().__init__()
         self.group = group

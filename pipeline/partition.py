@@ -77,7 +77,7 @@ def _split_module(modules: nn.Sequential) -> tuple[list[nn.Sequential], list[tor
     does not accept an empty Sequential.
 
     Steps
-    [1] Walk through _layers(modules) in order, and do not change modules.
+    [1] Walk through _layers(modules) in order; change no module, and move none.
     [2] Ask _retrieve_device for the device of the layer. A layer without a device (None) belongs to the partition of
         the layer before it; at the very start, to that of the layer after it.
     [3] If that is not the device of the current partition, the current partition is complete: _assemble_partition

@@ -60,7 +60,8 @@ class Pipe(nn.Module):
         [1] Split the batch into micro-batches of split_size examples; the last one may be smaller.
         [2] Make the schedule for that many micro-batches and partitions.
         [3] Call self.compute once for every clock cycle, with that cycle's list.
-        [4] Concatenate the micro-batches, in their order, along the examples; x does not change.
+        [4] Concatenate the micro-batches, in their order, along the examples; x does not change. Keep nothing of the
+            call: a micro-batch holds its whole graph.
         """
         # TODO(cos598d) p.3: split, run the schedule clock by clock, concatenate (4 lines)
         # BEGIN SOLUTION p.3

@@ -32,6 +32,7 @@ def join(config):
     """Join the process group of config.world_size workers.
 
     2a.1  Join the process group at tcp://master_ip:master_port, with the backend, size and rank of `config`.
+          Give the address as init_method (no store), and do not catch its exceptions.
     """
     # TODO(cos598d) 2a.1: call init_process_group once (1-6 lines)
     # BEGIN SOLUTION 2a.1
@@ -67,7 +68,7 @@ def sync_gradients(model, world_size):
     2a.3  For every parameter that has a gradient, in the same order on every worker:
           [1] rank 0 gathers the workers' gradients, into tensors of their size and dtype (some models train in 16 bit),
           [2] rank 0 computes their mean, element by element,
-          [3] rank 0 scatters the mean, and every worker puts it into param.grad.
+          [3] rank 0 scatters the mean, and every worker puts it into param.grad. Use no other collectives.
     """
     # TODO(cos598d) 2a.3: gather to rank 0, average, scatter from rank 0 (about 10 lines)
     # BEGIN SOLUTION 2a.3

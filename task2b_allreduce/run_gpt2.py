@@ -51,7 +51,7 @@ def setup(rank, world_size, backend):
 def average_gradients(model):
     """Replace every parameter's gradient by its mean over all workers.
 
-    2b.7  Do the same as in run_glue.py; ask the process group for the number of workers.
+    2b.7  Do the same as in run_glue.py, with the same collectives; ask the process group for the number of workers.
     """
     # TODO(cos598d) 2b.7: all_reduce every gradient and divide by the number of workers (about 5 lines)
     # BEGIN SOLUTION 2b.7

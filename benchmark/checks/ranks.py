@@ -21,7 +21,7 @@ from cluster.emulate import on_nodes, why_not
 from common.arguments import parse_worker_arguments
 from common.errors import InputError, exit_on_input_error
 from common.paths import ROOT, atomic_write
-from common.workers.process_group import choose_interface, share_cores
+from common.workers.process_group import choose_interface
 
 
 def on_ranks(function: Callable[..., Any], workers: int, rate: str | None = None, **arguments: Any) -> list[Any]:
@@ -61,7 +61,6 @@ def main() -> None:
     """One rank."""
     module, name, arguments, *flags = sys.argv[1:]
     config = parse_worker_arguments("benchmark_checks", [*flags, "--overwrite_output_dir"])
-    share_cores(config)
     choose_interface(config.master_ip)
     address = f"tcp://{config.master_ip}:{config.master_port}"
     dist.init_process_group("gloo", address, world_size=config.world_size, rank=config.rank)

@@ -5,12 +5,10 @@ Messages, their content and their order are from the broker.
 
 from __future__ import annotations
 
-import numpy as np
-
 from grader.arithmetic import Tolerance, norm
 from grader.compare import Expected, check
 from tests.beyond.sharded_model_shared import Message, ModelRun, Pass, Subject
-from tests.beyond.toy_shared import BYTES, check_in_transit
+from tests.beyond.toy_shared import BYTES, check_in_transit, once_in_bfloat16
 
 EACH_ONCE = (
     "gather each block once in forward and once in backward, just before it is needed: each one more needs memory"
@@ -123,8 +121,8 @@ def check_values(run: ModelRun) -> None:
                 if k not in right:  # it is frozen
                     continue
                 for direction in ("forward", "backward") if trains else ("forward",):
-                    limit = 2.0**-7 * np.abs(right[k]) + 1e-5 if run.setting.dtype(k) == "bfloat16" else None
-                    tolerance = Tolerance(norm([right[k]]), limit=limit)
+                    is_half, total = run.setting.dtype(k) == "bfloat16", norm([*right.values()])
+                    tolerance = once_in_bfloat16(right[k], total) if is_half else Tolerance(total)
                     name = f"{direction} of {run.place_name(place)}, parameter {k}"
                     expected = {f"{direction} {use}": Expected(right[k], message, name, tolerance=tolerance)}
                     where = f"step {one['step']}, rank {rank} of {run.ranks}: in "

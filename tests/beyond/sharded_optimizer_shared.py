@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from grader.arithmetic import Tolerance, norm
+from grader.arithmetic import Tolerance, close, norm
 from grader.compare import Expected, check, forgotten_waits
 from grader.grading import Grade
 from grader.in_rank import run
@@ -271,7 +271,12 @@ def mistakes_in_mean(run: OptimizerRun, rank: int, place: tuple[int, int], i: in
 
 def check_none_left(run: OptimizerRun) -> None:
     """Check that no parameter keeps a gradient after finish()."""
-    left = {"left": Expected([], "parameter {got} still has a gradient after finish()")}
+    left = {
+        "left": Expected(
+            [],
+            f"parameter {{got}} still has a gradient after finish(): send and receive every {run.part}",
+        )
+    }
     for rank, value in enumerate(run.result.values):
         for finish in value["finishes"]:
             check(run.grade, f"step {finish['step']}, rank {rank}: ", finish, left)
@@ -310,7 +315,7 @@ def holds(numbers: np.ndarray, shards: np.ndarray, rounding: float) -> bool:
     if not np.any(numbers) and numbers.size not in (length, shards.size):
         return False
     parts, factors = numbers.reshape(-1, length).astype(np.float64), (1, ranks)
+    limits = [Tolerance(limit=rounding * np.abs(shard) + 1e-5) for shard in shards]
     return all(
-        any(np.allclose(part * factor, shard, rounding, 1e-5) for shard in shards for factor in factors)
-        for part in parts
+        any(close(part * n, *row) for n in factors for row in zip(shards, limits, strict=True)) for part in parts
     )

@@ -38,6 +38,8 @@ def described(layer: nn.Module, whole: Any, given: Mapping[str, Tensor]) -> dict
         report |= {name: copy_of(value), f"{name}'s dtype": dtype_of(value)}
         report[f"{name}'s class"] = "Parameter" if name in named else dtype_of(value)
         report[f"{name} bytes"] = named[name].untyped_storage().nbytes() if name in named else 0
+        is_shared = isinstance(value, Tensor) and value.data_ptr() == getattr(whole, name).data_ptr()
+        report[f"{name} is shared"] = is_shared
     report["frozen"] = [name for name, value in named.items() if not value.requires_grad]
     report["changed"] = [key for key, value in whole.named_parameters() if not torch.equal(value.detach(), given[key])]
     return report

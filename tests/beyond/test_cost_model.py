@@ -1,7 +1,7 @@
 """The cost model: b.15 the time of a pattern of messages, b.16 the time of a step that overlaps its communication.
 
-The cases are literal; in each run, all times are multiplied by one drawn number, and all sizes by another one. The
-lesson's formulas are not here.
+The cases are literal or drawn; in each run, all times are multiplied by one drawn number, and all sizes by another
+one. The lesson's formulas are not here: the drawn cases are followed message by message, and tick by tick.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from grader.arithmetic import Tolerance
 from grader.compare import Expected, check
 from grader.grading import Grade
 from grader.in_rank import in_rank, run
+from tests.ring_messages import messages_of_each
 
 if TYPE_CHECKING:  # what a function finds in a rank
     from grader.inside.tools import Context
@@ -32,6 +33,9 @@ RING: Mapping[Average, tuple[float, Mapping[float, str]]] = {
         {
             16.5: "the latency is paid once per message, not once",
             16: "the latency is missing",
+            16
+            + 2
+            / 3: "the latency is divided by the workers, too: every message pays all of it, only its bytes are a piece",
             9: "every piece travels around the ring twice, once to be summed and once to be distributed",
             50: "each message has all bytes; expected a piece of them",
             27: "there are 2(N-1) rounds, not 2N",
@@ -140,8 +144,44 @@ def seconds(
     return Expected(np.asarray(value * unit), message, f"seconds {name}", mistakes=wrong, tolerance=tolerance)
 
 
+def draw_averages(grade: Grade, of_a_ring: bool) -> dict[Average, tuple[float, Mapping[float, str]]]:
+    """Draw cases, and send their messages one by one."""
+    known = dict[Average, tuple[float, Mapping[float, str]]]()
+    for workers in grade.draw.choice(np.arange(10, 200), 3, replace=False).tolist():
+        piece, latency, rate = (int(number) for number in grade.draw.integers(2, 50, 3))
+        size, seconds = piece * workers, 0.0
+        if of_a_ring:
+            seconds = sum(latency + piece / rate for _ in range(messages_of_each(workers)[0]))
+        for _ in () if of_a_ring else ("gather", "scatter"):
+            seconds += latency
+            for _other in range(1, workers):
+                seconds += size / rate
+        known[size, workers, latency, rate] = seconds, {}
+    return known
+
+
+def draw_steps(grade: Grade) -> list[tuple[str, Step, tuple[float, float, float]]]:
+    """Draw steps in whole seconds, and follow the network second by second."""
+    cases = list[tuple[str, Step, tuple[float, float, float]]]()
+    for _ in range(4):
+        forward, backward, optimizer = (int(number) for number in grade.draw.integers(1, 40, 3))
+        count = int(grade.draw.integers(2, 7))
+        ready, takes = grade.draw.integers(0, backward + 1, count), grade.draw.integers(1, 20, count)
+        buckets = sorted(zip(ready.tolist(), takes.tolist(), strict=True))
+        now, exposed, hidden, queue = 0, 0, 0, [number for number, (_, long) in enumerate(buckets) for _ in range(long)]
+        while queue:
+            if buckets[queue[0]][0] <= now:
+                queue.pop(0)
+                exposed, hidden = exposed + (now >= backward), hidden + (now < backward)
+            now += 1
+        times = forward + backward + exposed + optimizer, exposed, hidden
+        cases.append((f"{count} drawn buckets", (forward, backward, optimizer, buckets), times))
+    return cases
+
+
 def check_averages(grade: Grade, calls: str, known: Mapping[Average, tuple[float, Mapping[float, str]]]) -> None:
     """Check one function in every case."""
+    known = {**known, **draw_averages(grade, known is RING)}
     longer, larger = units(grade)
     cases = [[size * larger, n, latency * longer, rate * larger / longer] for size, n, latency, rate in known]
     (values,) = run(grade, averages, [cases], calls=calls).values
@@ -157,12 +197,13 @@ def check_steps(grade: Grade, names: Sequence[str]) -> None:
     """Check these times of step_time in every case."""
     unit, _ = units(grade)
     cases: list[Any] = []
-    for _, (forward, backward, optimizer, buckets), _ in STEPS:
+    every_step = [*STEPS, *draw_steps(grade)]
+    for _, (forward, backward, optimizer, buckets), _ in every_step:
         pairs = [[ready * unit, communication * unit] for ready, communication in buckets]
         cases.append([forward * unit, backward * unit, optimizer * unit, pairs])
     (values,) = run(grade, steps, [cases]).values
     labels = {"total": "in all", "exposed": "exposed", "hidden": "hidden"}
-    for (what, (_, backward, _, buckets), right), got in zip(STEPS, values, strict=True):
+    for (what, (_, backward, _, buckets), right), got in zip(every_step, values, strict=True):
         ready, takes = (", ".join(f"{pair[side]:g}" for pair in buckets) or "-" for side in (0, 1))
         where = f"step_time with {what} (backward {backward:g} s; ready at {ready} s, taking {takes} s)"
         if any(isinstance(got[name], str) for name in labels):

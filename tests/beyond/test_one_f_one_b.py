@@ -198,7 +198,7 @@ class Setting(NamedTuple):
     examples: int = 2
 
 
-SETTINGS = (Setting(2, 5), Setting(4, 6, 1), Setting(4, 3, 1), Setting(3, 3), Setting(1, 3), Setting(2, 1))
+SETTINGS = (Setting(4, 6, 1), Setting(4, 3, 1), Setting(3, 3), Setting(1, 3), Setting(2, 1))
 
 
 def check_pipeline(grade: Grade, setting: Setting) -> None:
@@ -270,5 +270,5 @@ def test_backward_begins_as_early_as_it_can_and_no_stage_waits_though_it_has_wor
 
 @graded("b.13")
 def test_a_pipeline_in_this_order_computes_what_one_worker_computes(grade: Grade) -> None:
-    for setting in SETTINGS:
+    for setting in (Setting(2, int(grade.draw.integers(5, 30))), *SETTINGS):
         check_pipeline(grade, setting)

@@ -18,7 +18,7 @@ from grader.wire import drawn
 from tests.beyond import sharded_optimizer_shared as shared
 from tests.beyond.sharded_model_shared import BLOCKS
 from tests.beyond.sharded_optimizer_shared import TOY, Setting
-from tests.beyond.toy_shared import BYTES, is_message, rounded
+from tests.beyond.toy_shared import BYTES, is_message, once_in_bfloat16, rounded
 
 if TYPE_CHECKING:  # what a function finds in a rank
     from grader.inside.tools import Context, Tensor, dtype_of, held_back, nn, torch
@@ -226,10 +226,10 @@ def check_gathers(run: BlockRun) -> None:
             check_state(run, rank, step)
         for moved, name in enumerate(("wait", "wait without start_gather"), 1):
             message = f"after {name}, the parameters are not the shards of all ranks"
-            total = norm([run.shards[moved]])  # of one element, a move may leave a difference that is nearly zero
+            total = norm(run.shards)  # of one element, a move may leave a difference that is nearly zero
             for k, whole in run.setting.parameters_of(run.order, run.shards[moved]).items():
-                limit = 2.0**-7 * np.abs(whole) if run.dtype == "bfloat16" else None
-                expected = Expected(whole, message, f"parameter {k}", tolerance=Tolerance(total, limit=limit))
+                tolerance = once_in_bfloat16(whole, total) if run.dtype == "bfloat16" else Tolerance(total)
+                expected = Expected(whole, message, f"parameter {k}", tolerance=tolerance)
                 check(run.grade, run.where(rank), got, {f"parameter {k} after {name}": expected}, run.result)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from itertools import groupby
+from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -101,6 +101,12 @@ def check_sent(run: OptimizerRun) -> None:
                 advice = "The hook must send every complete bucket, in a loop"
                 check_times(run.grade, where, micro, run.buckets, sends, advice)
             check_in_transit(run.grade, where, [(i, send.call) for i, send in sends], sizes, run.name)
+            for (before, earlier), (bucket, later) in pairwise(sends):
+                if before != bucket and not earlier.call.in_transit(later.call):
+                    run.grade.fail(
+                        f"{where} receives bucket {before}, the newest, before it sends bucket {bucket} "
+                        f"({later.call.where}): receive only the older one of two, which had time to travel"
+                    )
 
 
 def check_costs(run: OptimizerRun) -> None:

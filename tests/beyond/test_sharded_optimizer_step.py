@@ -19,7 +19,7 @@ from tests.beyond import sharded_optimizer_memory as memory
 from tests.beyond import sharded_optimizer_shared as shared
 from tests.beyond import toy_shared
 from tests.beyond.sharded_optimizer_shared import SHARDED, TOY, OptimizerRun, Setting
-from tests.beyond.toy_shared import check_together, is_message
+from tests.beyond.toy_shared import check_together, is_message, once_in_bfloat16
 
 if TYPE_CHECKING:  # what a function finds in a rank
     from grader.inside.tools import Context, Tensor, copy_of, nn, torch
@@ -29,7 +29,8 @@ graded = pytest.mark.graded
 CRASHES = toy_shared.CRASHES
 MOMENTUM = {"lr": 0.1, "momentum": 0.9}
 ADAMW = {"lr": 0.05, "betas": [0.8, 0.9], "eps": 1e-3}
-LARGE_LIMIT = 1e6
+SMALL_NUMBER = "the factor is max_norm / (norm + 1e-6), as in torch's clip_grad_norm_, without the small number here"
+LARGE_LIMIT, TINY = 1e6, 1e-8  # TINY: a norm beside which 1e-6 counts
 NUMBERS = 3000  # bytes that clipping may send in a run: some numbers, and no gradients
 
 
@@ -106,11 +107,13 @@ def check_clip(grade: Grade, ranks: int, setting: Setting) -> None:
         generator = drawn.generator(grade.seed, 17, ranks, rank)
         scales = [(1 + rank) * (1 + i) for i in range(len(lengths))]
         draws = [
-            [generator.normal(0, scale, size) for scale, size in zip(scales, lengths, strict=True)] for _ in range(3)
+            [generator.normal(0, scale, size) for scale, size in zip(scales, lengths, strict=True)] for _ in range(5)
         ]
+        draws[3] = [one * (rank < ranks - 1 or ranks == 1) for one in draws[3]]  # zeros on the last rank
+        draws[4] = [one * TINY for one in draws[4]]
         inputs.append({"values": values, "shards": [[np.asarray(one, np.float32) for one in case] for case in draws]})
-    norms = [norm([one for own in inputs for one in own["shards"][case]]) for case in range(3)]
-    max_norms = [norms[0] / 4, LARGE_LIMIT, norms[2] * 1.5]
+    norms = [norm([one for own in inputs for one in own["shards"][case]]) for case in range(5)]
+    max_norms = [norms[0] / 4, LARGE_LIMIT, norms[2] * 1.5, norms[3] / 2, norms[4]]
     result = run(grade, clip, inputs, shared.HINTS, max_norms=max_norms, **setting.arguments)
     for rank, cases in enumerate(result.values):
         for case, (got, right, max_norm) in enumerate(zip(cases, norms, max_norms, strict=True)):
@@ -127,6 +130,7 @@ def check_clip(grade: Grade, ranks: int, setting: Setting) -> None:
                 mistakes = {
                     "the gradients are not scaled: scale them in place, in shard.gradient": gradient,
                     "the gradients are scaled up: the factor is at most 1": gradient * (max_norm / right),
+                    f"{SMALL_NUMBER}: it counts beside a tiny norm": gradient * min(1.0, max_norm / right),
                 }
                 scaled = Expected(gradient.astype(float) * factor, "", f"the gradient of shard {i}", mistakes)
                 check(grade, where, got, {f"gradient {i}": scaled}, result)
@@ -193,21 +197,21 @@ def check_bucket(run: OptimizerRun, rank: int, step: int, i: int, right: list[np
     """Check the parameters of a bucket on a rank after a step. `right`: the shards before and after it."""
     before, after = right
     returned = run.result.values[rank][step]
-    tolerance = Tolerance(norm([after]), 5.0)
+    total = norm([before, after])
     got: dict[str, Any] = {f"shard {i}": returned[f"shard {i}"]}
     expected: dict[str, Expected] = {}
     for j, shard in enumerate(run.setting.flat(run.buckets[i], returned["parameters"], run.ranks)):
         got[f"rank {j}'s shard"] = shard
-        limit = 2.0**-8 * np.abs(after[j]) + 1e-5 if run.is_half(i) else None  # the nearest number in bfloat16
+        tolerance = once_in_bfloat16(after[j], 5 * total) if run.is_half(i) else Tolerance(total, 5.0)
         twice = "the shards were updated twice: one step() of the optimizer updates the shards of all buckets"
         never = "nothing has changed: step() updates this rank's shard first, then gathers the new values of all ranks"
         old = "only this rank's own shard is new: gather the shards of all ranks after the update"
         expected[f"rank {j}'s shard"] = Expected(
-            after[j], mistakes={old: before[j]}, tolerance=tolerance._replace(limit=limit),
+            after[j], mistakes={old: before[j]}, tolerance=tolerance,
             everywhere={twice: lambda j=j: alone(run, 2)[step + 1][i][j], never: before[j]},
         )  # fmt: skip
     kept = "the parameters are right, but shard.values is not: it keeps the float32 values that the optimizer updates"
-    expected[f"shard {i}"] = Expected(after[rank], kept, tolerance=tolerance)
+    expected[f"shard {i}"] = Expected(after[rank], kept, tolerance=Tolerance(total, 5.0))
     where = f"step {step}, {run.ranks} ranks: in the parameters of bucket {i} on rank {rank}, "
     check(run.grade, where, got, expected, run.result)
 

@@ -341,9 +341,9 @@ def expected_slices(name: str, dtype: str, given: Mapping[str, np.ndarray]) -> d
     expected["more"] = Expected([], "there is a parameter {got}: keep only this rank's slices, in weight and bias")
     expected["frozen"] = Expected([], "{got} requires no gradient, so it cannot be trained")
     for key, value in right.items():
-        cut = key == "weight" or name == "column"  # the bias of a RowParallel is whole, and may be that of the layer
+        cut = key == "weight" or name == "column"  # the bias of a RowParallel is whole
         mistakes = wrong_slices(name, key, given, axis if key == "weight" else 0) if cut else {}
-        no_row = "the bias of a RowParallel is the layer's own, whole and not divided: it belongs to no row"
+        no_row = "the bias of a RowParallel is the layer's, whole and not divided: it belongs to no row"
         called = f"{key} (its indices are {part.tolist()})"
         expected[key] = Expected(value, "" if cut else no_row, called, mistakes, tolerance=EXACT)
         expected[f"{key}'s dtype"] = Expected(dtype, f"{key} is of {{got}}, expected the dtype of the layer")
@@ -353,6 +353,8 @@ def expected_slices(name: str, dtype: str, given: Mapping[str, np.ndarray]) -> d
             )
             message += "bytes of its own, got a view of {got}; copy the slice, clone()"
             expected[f"{key} bytes"] = Expected(value.size * BYTES[dtype], message)
+        training = f"{key} is the layer's own, so that training changes the caller's layer: copy it, clone()"
+        expected[f"{key} is shared"] = Expected(False, training)
     return expected | {
         "changed": Expected([], "your code changes the whole layer's {got}, which belongs to the caller")
     }

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from grader.arithmetic import Tolerance
 from grader.call_checks import is_of_grader, waits_for_held_back
 from grader.grading import Grade
 from grader.ranks.calls import Call
@@ -21,7 +22,7 @@ from grader.wire import drawn
 from grader.wire.values import item_bytes, to_array, to_bytes
 
 BYTES = {dtype: item_bytes(dtype) for dtype in ("float32", "float64", "bfloat16")}
-ROUNDING = {"float32": 1e-4, "float64": 1e-4, "bfloat16": 0.01}  # of what a message may hold
+ROUNDING = {"float32": 1e-4, "float64": 1e-4, "bfloat16": 2.0**-6}  # of what a message may hold
 # MOST messages may be in transit. b.6 and b.10 share this limit: a change for one of them changes the other.
 MOST, COPIES = 2, 3  # COPIES of each are in memory: what is sent, what is received, the grader's answer
 ONCE = "every rank sends each bucket once, in the order of `buckets`, also one without gradients"
@@ -69,6 +70,16 @@ class Drawn(NamedTuple):
 def rounded(array: Any, dtype: str) -> np.ndarray:
     """Return the numbers as a tensor of this dtype holds them, in float64."""
     return to_array(dtype, list(np.shape(array)), to_bytes(np.asarray(array, np.float32), dtype)).astype(np.float64)
+
+
+def once_in_bfloat16(value: np.ndarray, total: float) -> Tolerance:
+    """How far a number may be off that is rounded to bfloat16 once, at the end: 4 times the distance of neighbours.
+
+    Where float32 and float64 are on two sides of a boundary, they round to neighbours, at most 2^-7 of the value apart.
+    total: the norm of what it is computed from in float32. A difference of large numbers may be nearly 0, but its error
+    is not.
+    """
+    return Tolerance(limit=2.0**-5 * np.abs(value) + 1e-6 * total)
 
 
 def draw(seed: int, ranks: int, toy: ToySetting) -> Drawn:

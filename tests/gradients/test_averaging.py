@@ -6,6 +6,7 @@ Every rank starts with its own gradients; afterwards each must hold the mean of 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,6 +27,9 @@ if TYPE_CHECKING:  # what a function finds in a rank
 graded = pytest.mark.graded
 SYNC, AVERAGE = "sync_gradients", "average_gradients"  # the functions that students write
 BY_HAND = "average the gradients with torch.distributed's collectives"
+SHARED = (
+    "it has the mean of the last parameter of this shape: do parameters of one shape share a buffer? Each needs its own"
+)
 HINTS = {  # torch's words -> what they mean here
     "must be alike, got ()": "mean() without a dimension also averages the elements: pass the workers' dimension",
     "scatter: the tensors of one call must be alike": "each entry of scatter's list must be the whole mean, in the "
@@ -39,13 +43,18 @@ ZERO = {  # the same in a run where one rank has a gradient of zeros
     "different shapes": "the ranks do not pass the same gradients in the same order: does a rank leave out one that is "
     "zero there, as one is on the last rank? Leave out only None",
 }
+NOT_FINITE = {
+    "different shapes": "the ranks do not pass the same gradients in the same order: does a rank leave out one that "
+    "holds inf or nan, as two do on the last rank? Leave out only None",
+}
 
 
 class Setting(NamedTuple):
     """The gradients of one run: the function is called twice, as in a training loop.
 
     without: for each call, the parameters that have no gradient; zero: the parameters whose gradient is zero, only on
-    the last rank; tied: two layers share the last parameter.
+    the last rank; tied: two layers share the last parameter; infinite: the parameters whose gradient holds an inf or a
+    nan, only on the last rank.
     """
 
     shapes: tuple[tuple[int, ...], ...] = drawn.SHAPES
@@ -53,13 +62,23 @@ class Setting(NamedTuple):
     frozen: tuple[int, ...] = ()
     zero: tuple[int, ...] = ()
     tied: bool = False
-    dtype: str = "float32"
+    dtypes: tuple[str, ...] = ("float32",)  # of the parameters, in turn
+    infinite: tuple[int, ...] = ()
+
+    def dtype(self, k: int) -> str:
+        return self.dtypes[k % len(self.dtypes)]
 
 
 PLAIN = Setting()
 ODD = Setting(((4, 3), (5,), (4, 3), (2, 2), (3, 5), (6,), (4, 3)), ((3, 5), (0, 5)), frozen=(1,), zero=(2,), tied=True)
 LARGE = Setting(((3,), (640, 1024), (2, 4), (5,)), ((),))  # 2.6 MB: more than a usual bucket
-HALF = (Setting(dtype="bfloat16"), Setting(dtype="float16"))
+HALF, MIXED = Setting(dtypes=("bfloat16",)), Setting(dtypes=("float32", "float16", "bfloat16"))
+INFINITE = Setting(infinite=(1, 3))
+SHOWN: dict[str, Any] = {
+    "posinf": 300.0,
+    "neginf": 300.0,
+    "nan": 300.0,
+}  # what is shown and compared in place of such numbers
 SIZES = (3, 4)  # 3 comes first: there no two wrong factors give the same number
 Gradients = list[list[list[Any]]]  # [rank][call][parameter]; None: no gradient
 
@@ -71,18 +90,17 @@ Gradients = list[list[list[Any]]]  # [rank][call][parameter]; None: no gradient
 def average(context: Context, lesson: Any, inputs: Any) -> Any:
     """Call the student's function on this rank's gradients; yield what it leaves, after each call."""
     arguments, weight = context.arguments, inputs["weight"]
-    dtype = getattr(torch, arguments["dtype"])
     context.scatter()  # set(parameters) then has another order on every rank
     parameters = [
-        nn.Parameter(torch.full(shape, weight, dtype=dtype), requires_grad=k not in arguments["frozen"])
-        for k, shape in enumerate(arguments["shapes"])
+        nn.Parameter(torch.full(shape, weight, dtype=getattr(torch, dtype)), requires_grad=k not in arguments["frozen"])
+        for k, (shape, dtype) in enumerate(zip(arguments["shapes"], arguments["dtypes"], strict=True))
     ]
     half = (len(parameters) + 1) // 2
     first = parameters[:half] + (parameters[-1:] if arguments["tied"] else [])
     model = nn.ModuleList([nn.ParameterList(first), nn.ParameterList(parameters[half:])])
     for gradients in inputs["gradients"]:
         for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = None if gradient is None else gradient.to(dtype).clone()
+            parameter.grad = None if gradient is None else gradient.to(parameter.dtype).clone()
         with unchanged(model) as changed:
             context.event("begin")
             if arguments["calls"] == "sync_gradients":
@@ -91,6 +109,8 @@ def average(context: Context, lesson: Any, inputs: Any) -> Any:
                 lesson.average_gradients(model)
         moved = [k for k, parameter in enumerate(parameters) if not bool((parameter == weight).all())]
         left = {f"parameter {k}": copy_of(parameter.grad) for k, parameter in enumerate(parameters)}
+        for k in arguments["infinite"]:
+            left[f"parameter {k}"] = torch.nan_to_num(parameters[k].grad, **arguments["shown"])
         left |= {f"dtype {k}": dtype_of(parameter.grad) for k, parameter in enumerate(parameters)}
         yield left | {"moved": moved, "changed": changed}
 
@@ -126,7 +146,7 @@ MISTAKES: dict[str, Callable[[OneParameter], Any]] = {  # mistake -> what it lea
     "every gradient is {ranks}.000 times the mean on {ranks} workers: did you divide by world_size, as "
     "dist.get_world_size() gives it, and in place (/= or div_)?": lambda g: g.all.sum(0),
     "the gradient is still the worker's own: the result did not get into param.grad (.to(dtype), .clone() and "
-    "param.grad / n are new tensors: copy the mean back)": lambda g: g.own,
+    "param.grad / n are new tensors: copy the mean back), or it was sent back without a mean": lambda g: g.own,
     "param.grad is the worker's own gradient divided by world_size: nothing was summed": lambda g: g.own / g.ranks,
     "param.grad is rank 0's gradient: it was distributed without averaging": lambda g: g.all[0],
     "rank 0's own gradient is in the sum twice": lambda g: (g.all.sum(0) + g.all[0]) / g.ranks,
@@ -181,8 +201,10 @@ def draw(grade: Grade, ranks: int, setting: Setting) -> Gradients:
     def one(rank: int, call: int, k: int, array: np.ndarray) -> np.ndarray | None:
         if k in setting.frozen or k in setting.without[call]:
             return None
-        array = array * 0 if k in setting.zero and rank == ranks - 1 else array
-        return np.asarray(values.to_array(setting.dtype, [*array.shape], values.to_bytes(array, setting.dtype)))
+        array, dtype = array * 0 if k in setting.zero and rank == ranks - 1 else array, setting.dtype(k)
+        if k in setting.infinite and rank == ranks - 1:
+            array.flat[0] = (np.inf, np.nan)[setting.infinite.index(k)]
+        return np.asarray(values.to_array(dtype, [*array.shape], values.to_bytes(array, dtype)))
 
     def of_call(rank: int, call: int) -> list[Any]:
         arrays = drawn.gradients(grade.seed + 1_000_003 * call, rank, list(setting.shapes))
@@ -195,8 +217,9 @@ def averaged(grade: Grade, calls: str, ranks: int, setting: Setting) -> tuple[Re
     """Run the student's function; return the result, and the gradients that the ranks started with."""
     gradients = draw(grade, ranks, setting)
     inputs = [{"gradients": own, "weight": drawn.weight(rank)} for rank, own in enumerate(gradients)]
-    arguments = {name: getattr(setting, name) for name in ("shapes", "frozen", "tied", "dtype")}
-    hints = HINTS | ZERO if setting.zero else HINTS
+    arguments = {name: getattr(setting, name) for name in ("shapes", "frozen", "tied", "infinite")}
+    arguments |= {"dtypes": [setting.dtype(k) for k in range(len(setting.shapes))], "shown": SHOWN}
+    hints = HINTS | (ZERO if setting.zero else NOT_FINITE if setting.infinite else {})
     return run(grade, average, inputs, hints, calls=calls, **arguments), gradients
 
 
@@ -219,7 +242,7 @@ def check_each_call(
     payloads = Payloads(result)
     for call in range(len(setting.without)):
         again = "in the second call, with different gradients: do not reuse anything from the first call\n"
-        dtype = "" if setting.dtype == "float32" else f"gradients of {setting.dtype}: "
+        dtype = "" if setting.dtypes == PLAIN.dtypes else f"gradients of {', '.join(setting.dtypes)}: "
         mean = f"expected the mean of {len(gradients)} workers' gradients; on rank {{rank}}, "
         got = {(rank, name): one for rank, left in enumerate(result.values) for name, one in left[call].items()}
         expected = after_call(setting, [own[call] for own in gradients], payloads)
@@ -229,7 +252,7 @@ def check_each_call(
 def after_call(setting: Setting, gradients: list[list[Any]], payloads: Payloads) -> dict[Any, Expected]:
     """Return what every rank must hold after a call. `gradients`: [rank][parameter], before it."""
     columns = [list(column) for column in zip(*gradients, strict=True)]
-    total = norm([np.mean(column, axis=0) for column in columns if column[0] is not None])
+    total = norm([np.nan_to_num(np.mean(column, axis=0), **SHOWN) for column in columns if column[0] is not None])
     expected: dict[Any, Expected] = {}
     for rank in range(len(gradients)):
         expected[rank, "moved"] = Expected([], "the parameters themselves changed: average only param.grad")
@@ -238,16 +261,23 @@ def after_call(setting: Setting, gradients: list[list[Any]], payloads: Payloads)
                 message = f"parameter {k} has no gradient on any worker, or is frozen, but has a gradient now"
                 expected[rank, f"parameter {k}"] = Expected(None, message)
                 continue
-            limit = None if setting.dtype == "float32" else 0.04 * np.abs(column).max(axis=0) + 1e-6
-            expected[rank, f"parameter {k}"] = mean_of(column, rank, payloads, total, limit)
-            expected[rank, f"dtype {k}"] = Expected(setting.dtype, name=f"the dtype of parameter {k}'s gradient")
+            dtype = setting.dtype(k)
+            limit = None if dtype == "float32" else 0.04 * np.abs(column).max(axis=0) + 1e-6
+            one = mean_of(column, rank, payloads, total, limit)
+            same = [other for other in columns if other[0] is not None and other[0].shape == column[0].shape]
+            one = replace(one, mistakes=dict(one.mistakes) | {SHARED: np.asarray(np.mean(same[-1], axis=0))})
+            if k in setting.infinite:
+                one = Expected(np.nan_to_num(one.value, **SHOWN), tolerance=one.tolerance)
+            expected[rank, f"parameter {k}"] = one
+            expected[rank, f"dtype {k}"] = Expected(dtype, name=f"the dtype of parameter {k}'s gradient")
         expected[rank, "changed"] = Expected([], "averaging changes {got}, but must leave it unchanged")
     return expected
 
 
 def check_any_size_and_type(grade: Grade, calls: str, by: set[str] | None = None) -> None:
-    """Check the mean of a tensor of megabytes beside small ones, of 16-bit gradients, and for one worker."""
-    for setting, ranks in ((LARGE, 2), (HALF[0], 3), (HALF[1], 2), (PLAIN, 1)):
+    """Check the mean of a tensor of megabytes beside small ones, of 16-bit, mixed and infinite gradients, and for one
+    worker."""
+    for setting, ranks in ((LARGE, 2), (HALF, 3), (MIXED, 2), (INFINITE, 2), (PLAIN, 1)):
         check_mean(grade, calls, setting, (ranks,), by)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from grader.arithmetic import Tolerance, close
 from grader.compare import Expected, check
 from grader.grading import Grade
 from grader.in_rank import in_rank, run, run_alone
@@ -25,7 +26,7 @@ if TYPE_CHECKING:  # what a function finds in a rank
     from tests.pipeline.gpt2_in_rank import (  # isort: skip
         SimpleNamespace, config_of, described, let_meet, names_of, plain_gpt2, steps_of, watch_blocks,
     )  # fmt: skip
-    from tests.pipeline.pipe_in_rank import NeverArrives, Watch, watch_queues
+    from tests.pipeline.pipe_in_rank import NeverArrives, Watch, give_schedule, watch_queues
 
 graded = pytest.mark.graded
 IN_RANK = [shared.IN_RANK, "tests/pipeline/gpt2_in_rank.py"]
@@ -47,6 +48,8 @@ def spread(context: Context, lesson: Any, inputs: Any) -> Any:
     Arguments: split_sizes, the argument of each call of _prepare_pipeline_parallel (none: model parallel, no pipeline);
     train, whether to train it; groups, places that must run at the same time.
     """
+    import sys
+
     arguments = context.arguments
     before = plain_gpt2(arguments, inputs["seed"])
     model = lesson.GPT2LMHeadModelParallel(config_of(arguments)).double()
@@ -61,6 +64,7 @@ def spread(context: Context, lesson: Any, inputs: Any) -> Any:
     pipe, now = getattr(model.transformer, "h_pp", None), names_of(model)
     report = described(pipe, blocks) | {key: sorted(now[key] - names[key])[:1] for key in names}
     report |= {"lost": sorted(names["saved"] - now["saved"])[:1]}
+    give_schedule(sys.modules[lesson.Pipe.__module__], arguments["given"])
     report |= {"on": bool(getattr(model.transformer, "pipeline_parallel", False))}
     if not arguments["train"]:
         return report
@@ -125,7 +129,8 @@ def drawn_inputs(grade: Grade, masked: bool) -> Fields:
 
 def run_spread(grade: Grade, sizes: list[int], masked: bool = False, train: bool = True, devices: int = 2) -> Result:
     """Run the student's model. `sizes`: the `split_sizes` of spread."""
-    arguments = {**SIZES, "split_sizes": sizes, "devices": devices, "train": train, "groups": GROUPS}
+    cycles = [(MICRO_BATCHES, devices)]
+    arguments = {**SIZES, "split_sizes": sizes, "devices": devices, "train": train, "groups": GROUPS, "sizes": cycles}
     result = shared.run_pipe(grade, spread, [drawn_inputs(grade, masked)], **arguments)
     shared.must_end(grade, result, [])
     return result
@@ -159,6 +164,7 @@ def check_blocks(grade: Grade, devices: int, sizes: list[int]) -> None:
         "split_size": Expected(
             sizes[-1], f"expected split_size={{expected}}, got a Pipe with {{got}}{again}: {advice}"
         ),
+        "on": Expected(True, "self.pipeline_parallel is {got}: set it to True, with one device, too"),
         "lost": Expected([], "{got} is missing from the state dict: leave the blocks in self.h"),
         "parameters": Expected([], "the model has a new parameter, {got}: a pipeline has none of its own"),
         "saved": Expected([], "{got} would be saved twice: store the Pipe only as self.h_pp"),
@@ -234,7 +240,7 @@ def difference(got: Fields, right: Fields) -> str:
         own = got["gradients"].get(name)
         if own is None:
             return f"{name} has no gradient, though the loss is right"
-        if own.shape != gradient.shape or not np.abs(own - gradient).max() <= 1e-8 * total:
+        if not close(own, gradient, Tolerance(limit=1e-8 * total)):
             return f"the gradient of {name} is not the plain model's, though the loss is right"
     return ""
 
@@ -247,6 +253,7 @@ def test_the_pipe_of_gpt2_holds_its_blocks(grade: Grade) -> None:
     other = int(grade.draw.integers(3, 9))
     check_blocks(grade, 2, [SPLIT_SIZE])
     check_blocks(grade, 3, [other])
+    check_blocks(grade, 1, [SPLIT_SIZE])
     check_blocks(grade, 2, [other, SPLIT_SIZE])  # prepared twice
     check_used(grade)
     grade.imports_only_allowed("pipeline/model_parallel.py", "pipeline/run_gpt2.py")

@@ -18,12 +18,13 @@ from tests.pipeline.pipe_shared import IN_RANK, Watched, split_sizes
 
 if TYPE_CHECKING:  # what a function finds in a rank
     from grader.inside.tools import Context, copy_of, nn, torch
-    from tests.pipeline.pipe_in_rank import NeverArrives, Watch, WatchedStage, watch_queues
+    from tests.pipeline.pipe_in_rank import NeverArrives, Watch, WatchedStage, give_schedule, live_tensors, watch_queues
 
 graded = pytest.mark.graded
 CRASHES = shared.CRASHES
 Arrays = dict[str, np.ndarray]
 WIDTH = 3
+CALLS = 6  # of one pipe, to see whether it keeps anything of them
 # (partitions, split size, batch): even, with a smaller last micro-batch, a split larger than the batch, one partition,
 # micro-batches of one example, one example in all
 SETTINGS = ((2, 2, 8), (3, 3, 7), (2, 10, 4), (1, 2, 5), (3, 1, 4), (1, 1, 1))
@@ -70,11 +71,17 @@ def pipe(context: Context, lesson: Any, inputs: Any) -> Any:
     watch = Watch(context, context.arguments["meet"])
     stages = [WatchedStage(watch, j, layer) for j, layer in enumerate(layers)]
     labelled = nn.Sequential(*(WithDevice(stage, f"cpu:{j}") for j, stage in enumerate(stages)))
+    give_schedule(lesson, context.arguments["given"])
     whole = lesson.Pipe(labelled, context.arguments["split_size"])
     watch_queues(whole, watch)
     try:
         batches = zip(inputs["batches"], inputs["loss_weights"], strict=True)
-        return [step(x.clone().requires_grad_(), loss_weight) for x, loss_weight in batches]
+        values = [step(x.clone().requires_grad_(), loss_weight) for x, loss_weight in batches]
+        counts = []
+        for _ in range(context.arguments["calls"]):
+            whole(inputs["batches"][0].clone())
+            counts.append(live_tensors())
+        return values + [{"kept": counts[-1] - counts[1]}] if counts else values
     except NeverArrives:
         return {"waits_forever": True}
 
@@ -101,7 +108,9 @@ class Whole:
     `meet`: groups of (micro-batch, partition) that must run at the same time, for micro-batches of one example.
     """
 
-    def __init__(self, grade: Grade, stages: int, split_size: int, sizes: list[int], meet: Any = ()) -> None:
+    def __init__(
+        self, grade: Grade, stages: int, split_size: int, sizes: list[int], meet: Any = (), calls: int = 0
+    ) -> None:
         draw = np.random.default_rng([grade.seed, stages, split_size, *sizes])
         self.grade, self.sizes, self.split_size = grade, sizes, split_size
         self.setting = f"{stages} partitions, split_size={split_size}, batch"
@@ -113,7 +122,13 @@ class Whole:
         loss_weights = [draw.normal(size=batch.shape) for batch in batches]
         self.expected = [plain(weights, biases, x, r) for x, r in zip(batches, loss_weights, strict=True)]
         inputs = {"weights": weights, "biases": biases, "batches": batches, "loss_weights": loss_weights}
-        arguments: dict[str, Any] = {"split_size": split_size, "meet": list(meet)}
+        cycles = [(count, stages) for count in {*counts}]
+        arguments: dict[str, Any] = {
+            "split_size": split_size,
+            "meet": list(meet),
+            "sizes": cycles,
+            "calls": calls,
+        }
         self.result: Result = shared.run_pipe(grade, pipe, [inputs], **arguments)
         self.watched = Watched(self.result.ranks[0].events)
 
@@ -124,7 +139,7 @@ class Whole:
 
     def check(self) -> None:
         """Check output and gradients of every call."""
-        for size, got, right in zip(self.sizes, self.values(), self.expected, strict=True):
+        for size, got, right in zip(self.sizes, self.values(), self.expected, strict=False):
             expected = {}
             for name, value in right.items():
                 cut = "the graph from the output back to it is cut, by detach, .data or no_grad"
@@ -156,6 +171,17 @@ def check_again(grade: Grade) -> None:
     whole.check()
 
 
+def check_nothing_kept(grade: Grade) -> None:
+    """Check that with more calls of a pipe no more tensors are in memory."""
+    whole = Whole(grade, *SETTINGS[0][:2], [SETTINGS[0][2]], calls=CALLS)
+    whole.check()
+    if (kept := whole.values()[-1]["kept"]) >= CALLS - 2:
+        grade.fail(
+            f"{whole.setting} of {whole.sizes[0]}: after {CALLS - 2} more calls, {kept} more tensors are in "
+            "memory: keep nothing of a call, neither in self nor elsewhere; a micro-batch holds its whole graph"
+        )
+
+
 def check_same_time(grade: Grade) -> None:
     """Check that micro-batch i in partition 0 and i - 1 in partition 1 run at the same time, in the whole pipe."""
     groups = [[[i, 0], [i - 1, 1]] for i in range(1, 4)]
@@ -177,7 +203,8 @@ def check_same_time(grade: Grade) -> None:
 
 @graded("p.3")
 def test_output_and_gradients_of_a_pipe_are_those_of_the_plain_model(grade: Grade) -> None:
-    for stages, split_size, size in SETTINGS:
+    check_nothing_kept(grade)
+    for stages, split_size, size in SETTINGS[1:]:
         Whole(grade, stages, split_size, [size]).check()
     check_same_time(grade)  # a model without workers would have the right values, too
     check_again(grade)

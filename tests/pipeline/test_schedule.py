@@ -156,6 +156,14 @@ def short_as_possible(m: int, n: int, cycles: Cycles) -> Broken:
     return "", []
 
 
+def right_cycles(m: int, n: int) -> Cycles:
+    """Return the schedule in which every pair comes as early as it can."""
+    clock_of: dict[tuple[int, int], int] = {}
+    for pair in ((i, j) for i in range(m) for j in range(n)):
+        clock_of[pair] = earliest(pair, clock_of)
+    return [[pair for pair in clock_of if clock_of[pair] == clock] for clock in sorted({*clock_of.values()})]
+
+
 def clocks_of(cycles: Cycles) -> dict[tuple[int, int], int]:
     """Return the first clock cycle of each pair."""
     return {pair: clock for clock, cycle in reversed([*enumerate(cycles)]) for pair in cycle}

@@ -239,7 +239,8 @@ def check_cases(grade: Grade, cases: list[Case]) -> None:
         if result["changed"] == "the model":
             others = "the optimizer, a checkpoint or a second Pipe still needs its modules"
             grade.fail(
-                f"the model that was given is changed: {others}; iterate over _layers(modules) without changing it"
+                f"the model that was given is changed: {others}; iterate over _layers(modules) without changing "
+                "it, and move no layer: a label is only a name"
             )
         if result["changed"] or result["differs"]:
             what = "changes what the first has returned" if result["changed"] else "gives a different result"
@@ -275,6 +276,8 @@ def test_consecutive_layers_on_one_device_form_one_partition(grade: Grade) -> No
     for devices in (["cpu:0", "cpu:1", "cpu:2"], ["cpu:3", "cpu:1"], ["cpu:0"]):
         cases.append(labelled(*((device, int(grade.draw.integers(1, 4))) for device in devices)))
     cases.append(case(("cpu", [layer(), layer()]), ("meta", [layer("meta")])))  # where the parameters really lie
+    named = layer("cpu", "meta")  # a label moves no layer
+    cases.append(case(("meta", [named]), ("cpu:0", [A]), ("meta", [named])))
     check_cases(grade, cases)
 
 

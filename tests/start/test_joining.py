@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pytest
 
+from grader.arithmetic import Tolerance, close, norm
 from grader.compare import Expected, check
 from grader.grading import Grade
 from grader.in_rank import in_rank, run_to_any_end
@@ -20,16 +21,17 @@ from grader.wire import drawn
 from tests.training import loop_shared
 
 if TYPE_CHECKING:  # what a function finds in a rank
-    from grader.inside.tools import Context, Tensor, dist, nn, unchanged
+    from grader.inside.tools import Context, Tensor, dist, nn, torch, unchanged
     from tests.training.config_in_rank import make_config
 
 graded = pytest.mark.graded
 CRASHES = loop_shared.CRASHES
 GLUE = "task2a_gather_scatter/run_glue.py"
 COURSE_HOST, COURSE_PORT = "127.0.0.1", "11868"
+OF_A_SCHEDULER = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "5", "BACKEND": "mpi"}
 OF_ANOTHER = {  # what a scheduler or an earlier call has set, and the function must not use
-    "join": {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"},
-    "setup": {"RANK": "1", "WORLD_SIZE": "2"},
+    "join": {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"} | OF_A_SCHEDULER,
+    "setup": OF_A_SCHEDULER,
 }
 
 
@@ -60,6 +62,21 @@ def set_environment(context: Context) -> None:
     os.environ.update(context.arguments["environment"])
 
 
+def refuse_to_join(context: Context) -> None:
+    """Let torch's function fail, as it does if the other workers never come, and a store be no way to join."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("the other workers did not come")
+
+    def no_store(*_: object, **__: object) -> None:
+        raise RuntimeError("a store is made, but the group is joined at a URL: pass init_method")
+
+    set_environment(context)
+    dist.TCPStore = no_store  # type: ignore[assignment, misc]
+    if context.arguments["fails"]:
+        dist.init_process_group = torch.distributed.distributed_c10d.init_process_group = fail
+
+
 def sums_over_group(own: Tensor) -> list[Tensor]:
     """Return the sum of all ranks' numbers, over the joined group and over a new group of the same ranks."""
     sums: list[Tensor] = []
@@ -71,8 +88,8 @@ def sums_over_group(own: Tensor) -> list[Tensor]:
 
 
 @in_rank(
-    uses=["tests/training/config_in_rank.py", set_environment, sums_over_group], preload=["scripts"],
-    first="set_environment", join=False,
+    uses=["tests/training/config_in_rank.py", set_environment, refuse_to_join, sums_over_group], preload=["scripts"],
+    first="refuse_to_join", join=False,
 )  # fmt: skip
 def join_group(context: Context, lesson: Any, inputs: Any) -> dict[str, Any]:
     """Call join(config), or setup(rank, world_size, backend), and return what it leaves."""
@@ -80,12 +97,18 @@ def join_group(context: Context, lesson: Any, inputs: Any) -> dict[str, Any]:
 
     arguments = context.arguments
     with unchanged(nn.Module()) as changed:
-        if arguments["calls"] == "join":
-            lesson.join(make_config(context, "GlueConfig", **arguments["config"]))
-        else:
-            lesson.setup(context.rank, context.world_size, arguments["config"]["backend"])
+        try:
+            if arguments["calls"] == "join":
+                lesson.join(make_config(context, "GlueConfig", **arguments["config"]))
+            else:
+                lesson.setup(context.rank, context.world_size, arguments["config"]["backend"])
+        except RuntimeError:
+            if not arguments["fails"]:
+                raise
+            return {"raised": True}
     group = [dist.get_rank(), dist.get_world_size()] if dist.is_initialized() else []
     return {
+        "raised": False,
         "joined": group == [context.rank, context.world_size],
         "environment": {name: os.environ.get(name) for name in arguments["environment"]},
         "changed": [name for name in changed if name != "the process group"],
@@ -101,7 +124,8 @@ def check_joined(grade: Grade, calls: str, setting: Setting) -> None:
     config = {"master_ip": setting.host, "master_port": int(setting.port), "backend": setting.backend}
     environment = setting.already_set | (OF_ANOTHER[calls] if setting.of_another else {})
     numbers = [drawn.generator(grade.seed, 6, setting.ranks, rank).normal(size=3) for rank in range(setting.ranks)]
-    result = run_to_any_end(grade, join_group, numbers, calls=calls, config=config, environment=environment)
+    arguments: dict[str, Any] = {"calls": calls, "config": config, "environment": environment}
+    result = run_to_any_end(grade, join_group, numbers, fails=False, **arguments)
     for rank, call in enumerate(calls_of_joining(grade, result)):
         check_call(grade, rank, call, calls, setting)
     grade.must_return(result)
@@ -122,7 +146,8 @@ def calls_of_joining(grade: Grade, result: Result) -> list[Call]:
     calls = [next((call for call in rank.calls if call.name == "init_process_group"), None) for rank in result.ranks]
     for rank, call in enumerate(calls):
         if call is None:
-            raise grade.lacking(result, f"rank {rank} never called init_process_group")
+            workers = "1 worker" if len(calls) == 1 else f"{len(calls)} workers"
+            raise grade.lacking(result, f"in a run with {workers}, rank {rank} never called init_process_group")
     return [call for call in calls if call]
 
 
@@ -172,10 +197,10 @@ def check_group(grade: Grade, result: Result, numbers: list[np.ndarray]) -> None
         sent = [call.sent_arrays().ravel() for call in one.calls if call.name == "all_reduce"][-2:]
         sums = result.values[rank]["sums"]
         complete = len(sent) == len(sums) == 2 and all(np.array_equal(number, numbers[rank]) for number in sent)
-        if not complete or not all(np.shape(total) == (3,) and np.allclose(total, sum(numbers)) for total in sums):
-            grade.fail(
-                observed=f"rank {rank}: an all_reduce over the group that was joined does not give the sum of all ranks"
-            )
+        exact = Tolerance(norm(numbers))
+        if not complete or not all(close(total, np.sum(numbers, axis=0), exact) for total in sums):
+            words = "an all_reduce over the group that was joined does not give the sum of all ranks"
+            grade.fail(observed=f"rank {rank}: {words}")
 
 
 def draw_address(grade: Grade, ports: int) -> tuple[str, str]:
@@ -185,11 +210,23 @@ def draw_address(grade: Grade, ports: int) -> tuple[str, str]:
 # --- the graded tests ---
 
 
+def check_failure(grade: Grade, calls: str) -> None:
+    """Check that the exception of a join that fails reaches the caller."""
+    config = {"master_ip": COURSE_HOST, "master_port": int(COURSE_PORT), "backend": "gloo"}
+    result = run_to_any_end(grade, join_group, [None], calls=calls, config=config, environment={}, fails=True)
+    grade.must_return(result)
+    if not result.values[0]["raised"]:
+        grade.fail(
+            f"init_process_group raised an exception, but {calls}() returns as if the group was joined: do not catch it"
+        )
+
+
 def check_join(grade: Grade) -> None:
     """Check that join(config) uses address, port, size, rank and backend of the configuration."""
     for ranks, backend, of_another in ((3, "gloo", False), (2, "nccl", True), (1, "gloo", False)):
         setting = Setting(ranks, *draw_address(grade, 60000), backend, of_another=of_another)
         check_joined(grade, "join", setting)
+    check_failure(grade, "join")
 
 
 @graded("2a.1", weight=2)
@@ -206,6 +243,7 @@ def test_task2a_imports_only_what_the_course_allows(grade: Grade) -> None:
 def test_setup_joins_at_the_courses_address(grade: Grade) -> None:
     check_joined(grade, "setup", Setting(3))
     check_joined(grade, "setup", Setting(1))
+    check_failure(grade, "setup")
 
 
 @graded("2b.6")

@@ -172,7 +172,9 @@ def check_losses(grade: Grade, losses: list[list[float]], alone: np.ndarray) -> 
     steps = [len(own) for own in losses]
     check(grade, "", {"steps": steps}, {"steps": Expected([STEPS] * WORKERS, name="losses that each worker records")})
     if losses[0] == losses[1]:
-        grade.fail("both workers record the same losses: they train on the same examples")
+        grade.fail(
+            f"both workers record the same losses: they train on the same examples, or {loop_shared.CHANGED_LOSS}"
+        )
     cause = "do the two together train on all of the data, and do they average gradients?"
     mean = Expected(alone, cause, "the workers' mean loss in each step", tolerance=Tolerance(limit=LOSS_ERROR * alone))
     check(grade, "", {"mean": np.mean(losses, axis=0)}, {"mean": mean})

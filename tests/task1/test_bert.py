@@ -105,8 +105,23 @@ def load_model(context: Context, lesson: Any, inputs: Any) -> Any:
         allowed = "the state of torch's random generator"  # a new head is drawn from it
         yield describe(model, list(arguments["settings"])) | {
             "changed": [name for name in changed if name != allowed],
+            "drawn next": torch.rand(()).item(),
             "logits": logits_of(model, **inputs),
         }
+
+
+@in_rank(uses=[save_tiny_bert], preload=PRELOAD, join=False)
+def drawn_next(context: Context, lesson: Any, inputs: Any) -> Any:
+    """Yield what is drawn after a BERT with a head is loaded, with the same seeds. Runs beside no student's file."""
+    from transformers import AutoModelForSequenceClassification
+
+    from common.optim import set_seed
+
+    save_tiny_bert(context)
+    for seed in (1, 2, 1):
+        set_seed(seed)
+        AutoModelForSequenceClassification.from_pretrained("pretrained", num_labels=inputs)
+        yield torch.rand(()).item()
 
 
 @in_rank(uses=[save_tiny_bert], preload=PRELOAD, join=False)
@@ -194,8 +209,12 @@ def test_the_head_fits_the_task(grade: Grade) -> None:
             expected[name] = Expected(value, message)
         expected["changed"] = Expected([], "load_model changes {got}: seed only in main()")
         first, other, again = loaded(grade, task)
-        for got in (first, other, again):
-            check(grade, "", got, expected)
+        arguments = {"checkpoint_seed": checkpoint_seed(grade), "vocabulary": VOCABULARY}
+        for got, after in zip(
+            (first, other, again), run_alone(grade, drawn_next, [labels], **arguments)[0], strict=True
+        ):
+            drawn = "load_model draws random numbers beside those of the new head: dropout then draws others"
+            check(grade, "", got, expected | {"drawn next": Expected(after, drawn)})
             check_logits(grade, got, task)
         if np.array_equal(first["head"], other["head"]) or not np.array_equal(first["head"], again["head"]):
             grade.fail(

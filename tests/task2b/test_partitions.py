@@ -7,6 +7,7 @@ rounding down are rounded up.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from itertools import islice, pairwise
@@ -65,7 +66,17 @@ def partition(context: Context, lesson: Any, inputs: Any) -> Any:
         part = lesson.Partition(owned.data, index)
         backwards = [text(part[place]) for place in reversed(range(len(index)))]
         looped = [text(example) for example in islice(part, MORE_THAN_ANY)]  # ends at the first IndexError
-        left = {"examples": backwards[::-1], "looped": looped, "index": [int(place) for place in index]}
+        try:
+            part[len(index)]
+            beyond = "an example"
+        except Exception as error:
+            beyond = "IndexError" if isinstance(error, IndexError) else type(error).__name__
+        left = {
+            "examples": backwards[::-1],
+            "looped": looped,
+            "index": [int(place) for place in index],
+            "beyond": beyond,
+        }
         yield left | {"data": owned.changed()["data"]}
 
 
@@ -191,6 +202,7 @@ def check_partition(grade: Grade) -> None:
             index, "`for example in partition` gives {got} or more, expected {expected}: an index of len(partition) "
             "or more must raise IndexError; otherwise the loop never ends",
         ),
+        "beyond": Expected("IndexError", "partition[len(partition)] gives {got}; expected an {expected}, as in a list"),
     }  # fmt: skip
     for left in on_data(grade, partition, 1, 20, index=index)[0]:
         got = left | {name: numbered(grade, left[name][:10]) for name in ("examples", "looped")}
@@ -261,6 +273,8 @@ def check_counts(grade: Grade, length: int, sizes: list[float], got: list[int]) 
     shares = [size * length for size in sizes]
     rule = "see the rule in the docstring of DataPartitioner"
     what = f"{length} examples in shares of {[round(share, 2) for share in shares]}: got partitions of {got}, {rule}"
+    if sum(map(math.floor, shares)) == length:
+        what += " (none remains to be distributed here: is your slice empty then? [-0:] takes all)"
     if len(got) != len(sizes) or sum(got) != length:
         grade.fail(what)
     gains = [count - share for count, share in zip(got, shares, strict=True)]  # above 0: rounded up
@@ -290,12 +304,14 @@ def between_rounded_boundaries(shares: list[float]) -> list[int]:
 def check_seed(grade: Grade) -> None:
     """Check that the partitions depend on the seed and on nothing else, and that they change nothing else."""
     length, sizes = 4 * int(grade.draw.integers(10, 20)), [0.25] * 4
-    seeds = draw_seeds(grade, 2)
+    seeds = [*draw_seeds(grade, 2), 0, 1, 1234]  # 0 is a seed like all others; 1234 is the default
     (result,) = partitions(grade, [(length, sizes)], seeds, 1)
     (repeated,) = partitions(grade, [(length, sizes)], seeds, 2)
-    one, other = result["partitions"]
-    if one != repeated["partitions"][0]:
+    one, other, *others = result["partitions"]
+    if result["partitions"] != repeated["partitions"]:
         grade.fail(UNSEEDED)
+    if one != other and others[0] in others[1:]:
+        grade.fail("seed 0 gives the partitions of another seed: 0 is a seed, too (`seed or ...` takes it for none)")
     if one == other:
         grade.fail(f"the seeds {seeds} give the same partitions: shuffle the indices with a generator made from seed")
     if sorted(map(sorted, one)) == sorted(map(sorted, other)):

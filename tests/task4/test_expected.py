@@ -1,7 +1,8 @@
 """Task 4, 4.2: the bytes that a worker must send and receive, and the iterations of an epoch.
 
 The lesson's formulas are not here. Bytes are compared with cases that were counted message by message, times a drawn
-number. The iterations of an epoch must have a property: they hold all examples, and one fewer would not.
+number, and with drawn cases that are counted in this way now. The iterations of an epoch must have a property: they
+hold all examples, and one fewer would not.
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 from grader.compare import check
 from grader.grading import Grade
 from grader.in_rank import in_rank, run
+from tests.ring_messages import messages_of_each
 from tests.task4.test_traffic import BYTES, FLAGS, value_of
 
 if TYPE_CHECKING:  # what a function finds in a rank
@@ -88,14 +91,8 @@ def check_gradient_bytes(grade: Grade) -> None:
 
 # --- the traffic of an iteration ---
 
-# (bytes of a tensor, workers) -> bytes that each worker sends, and as many that it receives, in a ring's all_reduce;
-# the same of rank 0 in gather and scatter. 7 workers come first: there no two wrong factors give the same number.
-MOVED = {
-    (133, 7): (228, 798), (46, 2): (46, 46), (51, 3): (68, 102), (116, 4): (174, 348), (65, 5): (104, 260),
-    (186, 6): (310, 930), (88, 8): (154, 616), (117, 9): (208, 936), (143, 11): (260, 1430), (156, 12): (286, 1716),
-    (221, 13): (408, 2652), (240, 16): (450, 3600), (323, 19): (612, 5814), (276, 23): (528, 6072),
-    (351, 27): (676, 9126), (320, 32): (620, 9920), (444, 37): (864, 15984), (390, 39): (760, 14820),
-}  # fmt: skip
+# (bytes of a piece, workers); 7 workers come first: there no two wrong factors give the same number.
+SIZES = ((19, 7), (23, 2), (17, 3), (29, 4), (13, 5), (31, 6), (11, 8), (13, 9), (13, 11), (13, 12), (10, 32), (10, 39))
 PIECES = {  # of 4 bytes on 8 workers, where a piece is half a byte: what a worker sends if it rounds each piece
     "each piece, here half a byte, is rounded down: only the result may be rounded": 0,
     "each piece, here half a byte, is rounded up: only the result may be rounded": 14,
@@ -118,13 +115,25 @@ def check_traffic(grade: Grade, what: str, got: list[float], right: int, mistake
     check(grade, "", {name: whole(moved, right) for name, moved in zip(names, got, strict=True)}, expected)
 
 
+def moved(grade: Grade, most: int) -> dict[tuple[int, int], tuple[int, int]]:
+    """Return (bytes of a tensor, workers) -> the bytes that a worker sends, and receives, in a ring's all_reduce, and
+    those of rank 0 in gather and scatter. Some cases are drawn."""
+    workers = [1, *grade.draw.choice(np.arange(10, most), 3, replace=False).tolist()]
+    cases = [*(one for one in SIZES if one[1] < most), *((int(grade.draw.integers(11, 99)), n) for n in workers)]
+    return {
+        (piece * n, n): (piece * messages_of_each(n)[0], sum(piece * n for other in range(n) if other))
+        for piece, n in cases
+    }
+
+
 def check_all_reduce(grade: Grade) -> None:
     """Check the traffic of a ring, with a few workers and with many."""
     factor = int(grade.draw.integers(1000, 9000))
-    cases = [(factor * size, n) for size, n in MOVED]
+    every_case = moved(grade, 300)
+    cases = [(factor * size, n) for size, n in every_case]
     *values, of_half_a_byte = results(grade, "all_reduce_traffic", [*cases, (4, 8)])
-    for (size, n), moved, got in zip(cases, MOVED.values(), values, strict=True):
-        right, of_a_root = (factor * each for each in moved)
+    for (size, n), each_moves, got in zip(cases, every_case.values(), values, strict=True):
+        right, of_a_root = (factor * each for each in each_moves)
         mistakes = {
             "that is the tensor itself, without the factor of the ring": size,
             "that is half: every piece travels around the ring twice, to be summed and to be distributed": right // 2,
@@ -139,9 +148,10 @@ def check_all_reduce(grade: Grade) -> None:
 def check_gather_scatter(grade: Grade) -> None:
     """Check that rank 0 communicates with all others, and each of them with rank 0 only."""
     factor = int(grade.draw.integers(100, 9000))
-    cases = [(factor * size, n, rank) for size, n in MOVED if n < 12 for rank in range(n)]
+    every_case = moved(grade, 30)
+    cases = [(factor * size, n, rank) for size, n in every_case for rank in range(n)]
     for (size, n, rank), got in zip(cases, results(grade, "gather_scatter_traffic", cases), strict=True):
-        of_a_ring, of_rank_0 = (factor * each for each in MOVED[size // factor, n])
+        of_a_ring, of_rank_0 = (factor * each for each in every_case[size // factor, n])
         mistakes = {
             "rank 0's own tensor is not sent": size * n,
             "scatter sends each worker the whole mean, and not a piece of it": of_rank_0 // n,
@@ -204,20 +214,20 @@ WAYS = ("sent", "received")
 
 def check_epoch(grade: Grade) -> None:
     """Check that an epoch moves the bytes of an iteration as often as it has iterations."""
-    iteration = [float(n) for n in grade.draw.integers(10_000, 90_000, size=2)]
+    iteration = [n + 0.75 for n in grade.draw.integers(10_000, 90_000, size=2).tolist()]
     cases = [(2490, 16, 4), (2490, 8, 4), (2490, 4, 4), (22, 7, 3), *draw_epochs(grade)]
     values = results(grade, "traffic_per_epoch", [(iteration, *case) for case in cases])
     for case, got in zip(cases, values, strict=True):
         rows = zip(WAYS, iteration, reversed(WAYS), reversed(iteration), got, strict=True)
         for way, per_iteration, other_way, of_other_way, per_epoch in rows:
             count = per_epoch / per_iteration  # a float, with noise
-            if math.isfinite(count) and math.isclose(count, round(count), rel_tol=1e-6):
+            if math.isfinite(count) and abs(per_epoch - round(count) * per_iteration) <= 1:
                 count = round(count)
             if complaint := why_wrong(count, *case):
                 cause = why_so_often(count, *case)
                 if not why_wrong(round(per_epoch / of_other_way, 6), *case):
                     cause = f"these are the bytes {other_way}, not those {way}: each has its own number in `iteration`"
-                sentence = f"{per_iteration:.0f} bytes {way} in each iteration, got {per_epoch:.0f} in the epoch"
+                sentence = f"{per_iteration:.2f} bytes {way} in each iteration, got {per_epoch:.0f} in the epoch"
                 grade.fail(f"an epoch of {in_words(*case)}: {sentence}: {cause or complaint}")
 
 
@@ -225,7 +235,7 @@ def why_so_often(count: float, examples: int, batch: int, workers: int) -> str:
     """Return the mistake that counts an iteration's bytes so often, "" if it is no known one."""
     independent = "bytes of an iteration do not depend on the"
     mistakes = {
-        "that is one iteration": count == 1,
+        "that is one iteration: does iterations_per_epoch return 1 here?": count == 1,
         "that is the sum over all workers": not why_wrong(count / workers, examples, batch, workers),
         f"{independent} batch size: gradients have the size of the model":
             not why_wrong(count / batch, examples, batch, workers),

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers.modeling_outputs import CausalLMOutput, SequenceClassifierOutput
 
 if TYPE_CHECKING:  # what a function finds in a rank
-    from grader.inside.tools import Context, copy_of
+    from grader.inside.tools import Context, copy_of, surroundings
     from tests.training.config_in_rank import make_config, watch_record
 
 LOSS_SCALE = 40.0  # small_models.LOSS_SCALE
@@ -61,12 +61,17 @@ class SmallModel(nn.Module):
     """A model that notes every forward and backward pass."""
 
     note: Callable[..., None]  # Context.event; of the class, so that a model can be copied
+    left: ClassVar[dict[str, Any]] = {}  # what the random generators were after the latest forward
 
     def note_forward(self, ids: Tensor) -> None:
-        """Note which examples these are, by their first token, the mode, and a number that dropout would draw."""
+        """Note which examples these are, by their first token, the mode, a number that dropout would draw, and which
+        random generators have been used since the forward before."""
+        before = {name: state for name, state in surroundings(nn.Module()).items() if name.endswith("generator")}
+        drawn = [name for name, state in SmallModel.left.items() if state != before[name]]
         noise = torch.rand((), dtype=torch.float64).item() if self.training else None
         grad = torch.is_grad_enabled()
-        self.note("forward", first=ids[:, 0].tolist(), training=self.training, grad=grad, noise=noise)
+        self.note("forward", first=ids[:, 0].tolist(), training=self.training, grad=grad, noise=noise, drawn=drawn)
+        SmallModel.left = before | {"the state of torch's random generator": torch.get_rng_state().tolist()}
 
     def watch_backward(self, loss: Tensor) -> None:
         """Note a backward pass that goes through this loss and stores gradients, as torch.autograd.grad does not.

@@ -14,7 +14,7 @@ from grader.compare import Expected, check
 from grader.grading import Grade
 from tests.gradients.test_averaging import BY_HAND
 from tests.training import loop_shared
-from tests.training.loop_shared import CLIP, Training, glue, gpt2, tolerance
+from tests.training.loop_shared import CLIP, Training, check_goes_on, glue, gpt2, tolerance
 from tests.training.reference import mean
 from tests.training.test_loop import check_clipping, check_steps
 
@@ -73,6 +73,7 @@ def test_task2a_averages_before_it_clips(grade: Grade) -> None:
     check_steps(plain, 4)
     check_clipping(glue(grade, 2, train=12, batch=3, num_train_epochs=2, max_grad_norm=CLIP), 4)
     check_sent_by_hand(plain)
+    check_goes_on(glue(grade, 2, train=12, batch=3, lost=True))
 
 
 @graded("2b.1", needs=["2a.2"])
@@ -81,6 +82,7 @@ def test_task2b_averages_before_it_clips(grade: Grade) -> None:
     clipped = glue(grade, 2, train=12, batch=3, num_train_epochs=2, max_grad_norm=CLIP)
     check_clipping(clipped, 4)
     check_sent_by_hand(clipped)
+    check_goes_on(glue(grade, 2, train=12, batch=3, lost=True))
 
 
 @graded("2b.8", weight=2)
@@ -90,4 +92,5 @@ def test_gpt2_averages_in_every_step_before_it_clips(grade: Grade) -> None:
     check_clipping(clipped, 6)
     check_sent_by_hand(clipped)
     check_clipping(gpt2(grade, 1, train=4, batch=2, n_epochs=1, max_grad_norm=CLIP), 2)
+    check_goes_on(gpt2(grade, 2, train=4, batch=2, n_epochs=1, lost=True))
     check_kept(gpt2(grade, 2, train=4, batch=2, n_epochs=1, pytest=True))

@@ -194,5 +194,6 @@ def test_the_order_follows_the_seed(grade: Grade) -> None:
     if epochs_of(first) != epochs_of(again):
         grade.fail("two runs with one seed see the examples in different orders: seed the sampler")
     check_noise(first)
+    check_whole_batch(other, 3, 0)  # 0 is a seed, too
     if epochs_of(first) == epochs_of(other):
         grade.fail("a different config.seed gives the same order: seed the sampler with config.seed")

@@ -24,6 +24,7 @@ from grader.ranks.outcome import Result
 from tests.gradients.test_averaging import BY_HAND
 from tests.task1.test_bert import checkpoint_seed, save_tiny_bert, saved
 from tests.training import small_models
+from tests.training.loop_shared import CHANGED_LOSS
 from tests.training.test_ddp import must_be_run_by_reducer
 from tests.training.test_sampling import orders_of_one_worker
 
@@ -164,7 +165,8 @@ class Script:
                 )
 
     def draw(self, rank: int) -> Arrays:
-        parts = [small_models.examples(self.seed, count, first, rank) for count, first in ((TRAIN, 0), (DEV, TRAIN))]
+        seed = self.grade.seed  # not that of --seed, with which a rank could draw the others' examples
+        parts = [small_models.examples(seed, count, first, rank) for count, first in ((TRAIN, 0), (DEV, TRAIN))]
         ids, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
         return {"ids": ids, "labels": labels}
 
@@ -234,8 +236,10 @@ class Script:
         wrong = [step for step in range(5) if not abs(losses[step] - expected[step]) <= SAME]
         if wrong:
             step = wrong[0]
+            summed = abs(losses[step] - self.ranks * expected[step]) <= self.ranks * SAME and self.ranks > 1
+            cause = f"the recorded loss is a sum over the workers: {CHANGED_LOSS}\n" if summed else cause_at(step)
             self.fail(
-                f"{cause_at(step)}step {step + 1}: the workers have the mean loss {losses[step]:.6f}, one worker with "
+                f"{cause}step {step + 1}: the workers have the mean loss {losses[step]:.6f}, one worker with "
                 f"all their examples has {expected[step]:.6f}"
             )
 
