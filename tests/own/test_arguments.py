@@ -85,6 +85,13 @@ def test_defaults_and_flags(script, flags, expected):
     ("task3_ddp", "", {"RANK": "5", "MASTER_PORT": "7000"}, {"rank": 0, "world_size": 1, "master_port": 6585}),
     ("task2b_allreduce gpt2", "", {"MASTER_PORT": "7000"}, {"master_port": 7000}),
     ("task2b_allreduce gpt2", "--master_port 9000", {"MASTER_PORT": "7000"}, {"master_port": 9000}),
+    # What the flags give, the environment may spoil: Kubernetes puts an address into MASTER_PORT.
+    ("task3_ddp", "--local_rank 2 --world_size 3 --master_port 9000",
+     {"RANK": "", "WORLD_SIZE": "four", "MASTER_PORT": "tcp://10.0.0.1:80"},
+     {"rank": 2, "world_size": 3, "master_port": 9000}),
+    ("task2b_allreduce gpt2", "--master_port 9000", {"MASTER_PORT": "tcp://10.0.0.1:80"}, {"master_port": 9000}),
+    ("task3_ddp", "--local-rank 1", TORCHRUN, {"rank": 5, "rank_on_node": 1}),  # of torch.distributed.launch
+    ("task3_ddp", "--local-rank 1 --world_size 2", {}, {"rank": 1, "world_size": 2}),
 ])  # fmt: skip
 def test_a_flag_wins_over_the_environment_which_wins_over_the_default(
     monkeypatch, script, flags, environment, expected
@@ -95,6 +102,22 @@ def test_a_flag_wins_over_the_environment_which_wins_over_the_default(
     config = parse(script, flags)
 
     assert {name: getattr(config, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(("script", "name", "value", "flag"), [
+    ("task3_ddp", "RANK", "", "--local_rank"),
+    ("task3_ddp", "WORLD_SIZE", "four", "--world_size"),
+    ("task3_ddp", "MASTER_PORT", "tcp://10.0.0.1:80", "--master_port"),
+    ("task2b_allreduce gpt2", "MASTER_PORT", "tcp://10.0.0.1:80", "--master_port"),
+])  # fmt: skip
+def test_a_word_in_the_environment_where_a_number_belongs_is_named_with_the_flag_that_replaces_it(
+    monkeypatch, script, name, value, flag
+):
+    for variable, text in ({name: value} if "gpt2" in script else TORCHRUN | {name: value}).items():
+        monkeypatch.setenv(variable, text)
+
+    with pytest.raises(InputError, match=f"{name} in the environment: expected a whole number, got .*pass {flag}"):
+        parse(script, "")
 
 
 def test_the_cache_is_where_the_environment_says_or_in_the_repository_or_where_one_can_write(monkeypatch, tmp_path):
