@@ -121,7 +121,8 @@ def report(settings: Settings, left_out: list[str], base: str, begin: dict[str, 
     wrong, machine = verdict(one.sentence for one in faults), machine_line(begin)
     notes += notes_of(settings, rows, base)
     print(table(settings, rows, faults, base), machine, *notes, wrong or ending, sep="\n")
-    draw(folder / "comparison.png", rows, base, f"{settings.model}, {settings.world_size} workers")
+    examples = f"{settings.world_size} workers, {settings.batch_size} examples each, {settings.precision}"
+    draw(folder / "comparison.png", rows, base, f"{Path(settings.model).name}, {examples}")
     flat = [flattened(row) for row in rows]
     write_csv(folder / "comparison.csv", [list(flat[0]), *(list(row.values()) for row in flat)])
     result = {
