@@ -31,7 +31,7 @@ MOMENTUM = {"lr": 0.1, "momentum": 0.9}
 ADAMW = {"lr": 0.05, "betas": [0.8, 0.9], "eps": 1e-3}
 SMALL_NUMBER = "the factor is max_norm / (norm + 1e-6), as in torch's clip_grad_norm_, without the small number here"
 LARGE_LIMIT, TINY = 1e6, 1e-8  # TINY: a norm beside which 1e-6 counts
-NUMBERS = 3000  # bytes that clipping may send in a run: some numbers, and no gradients
+NUMBERS = 5000  # bytes that clipping may send in a run: some numbers, and no gradients
 
 
 def adamw(setting: Setting, limits: list[float | None]) -> Setting:
