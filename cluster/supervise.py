@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from cluster.guard import exit_code
 from common.errors import STOPPED_BY_ANOTHER
-from common.workers.rows import REPORT_MARK, Report
+from common.workers.rows import REPORT_MARK, HangReport
 
 TICK_SECONDS = 0.05
 SETTLE_SECONDS = 2.5  # after a first failure, for the ranks that fail with it, and for their report of where each was
@@ -114,7 +114,7 @@ class Supervisor:
         self.ranks: list[Rank] = []
         self.failed: list[Rank] = []  # in the order in which they failed
         self.first_failure_at = 0.0
-        self.report: Report | None = None  # of the ranks together, where they found out why nobody can continue
+        self.report: HangReport | None = None  # of the ranks together, where they found out why nobody can continue
         self.selector = selectors.DefaultSelector()
         self.lifeline = lifeline
         if lifeline is not None:
@@ -206,7 +206,7 @@ class Supervisor:
             print(f"[{rank.number}] {line}", flush=True)
             rank.tail.append(line)
         elif line.startswith(REPORT_MARK):
-            self.report = self.report or Report(**json.loads(line.removeprefix(REPORT_MARK)))
+            self.report = self.report or HangReport(**json.loads(line.removeprefix(REPORT_MARK)))
         elif line:
             rank.last_held_at = time.monotonic()
             rank.held.append(line)

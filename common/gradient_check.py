@@ -22,7 +22,7 @@ SHOWN = 3  # names of parameters
 
 
 @dataclass(frozen=True)
-class Part:
+class ParameterPart:
     """One parameter's part of a gradient: its name, what the worker has, what is expected, what it had by itself."""
 
     name: str
@@ -74,12 +74,12 @@ class GradientCheck:
         dist.all_gather_into_tensor(everybodys, own)
         return everybodys.view(self.worker.world_size, -1).double().mean(dim=0)
 
-    def _parts(self, own: Tensor, mean: Tensor) -> list[Part]:
+    def _parts(self, own: Tensor, mean: Tensor) -> list[ParameterPart]:
         parameters = trained(self.model)
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters.values()]
         sizes = [gradient.numel() for gradient in grads]
         columns = ([gradient.reshape(-1).double() for gradient in grads], mean.split(sizes), own.split(sizes))
-        return [Part(name, *tensors) for name, *tensors in zip(parameters, *columns, strict=True)]
+        return [ParameterPart(name, *tensors) for name, *tensors in zip(parameters, *columns, strict=True)]
 
 
 RIGHT = "x 1.0000"
@@ -89,7 +89,7 @@ def trained(model: nn.Module) -> dict[str, nn.Parameter]:
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
-def describe(parts: list[Part], world_size: int) -> str:
+def describe(parts: list[ParameterPart], world_size: int) -> str:
     """Return the factor between two gradients, which parameters it concerns, and the likely cause; or RIGHT."""
     total = float(torch.cat([part.expected for part in parts]).norm())
     parts = [part for part in parts if not float((part.got + part.expected).norm()) <= TINY * total]

@@ -51,7 +51,7 @@ class RegionRow:
 
 
 @dataclass(frozen=True)
-class Handout:
+class HandoutRules:
     """The files that ship: glob patterns, and files that ship under another name."""
 
     ships: tuple[str, ...] = ()
@@ -70,7 +70,7 @@ class Course:
     regions: dict[str, RegionRow]
     may_change: tuple[str, ...]
     imports: dict[str, tuple[str, ...]]
-    handout: Handout
+    handout: HandoutRules
     hidden: dict[str, Any] = field(default_factory=dict)
     carried: str = CARRIED[0]  # what broken copies of regions in later scripts cost: "warning" (nothing) or "points"
 
@@ -150,7 +150,7 @@ def load_course(path: Path = ROOT / "course.toml") -> Course:
         imports={
             pattern: _value(names, tuple[str, ...], f"imports.{pattern}") for pattern, names in parts["imports"].items()
         },
-        handout=_read(Handout, parts["handout"], f"{path.name}: handout"),
+        handout=_read(HandoutRules, parts["handout"], f"{path.name}: handout"),
     )
     _check(course, path.name)
     return course

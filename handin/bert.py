@@ -6,7 +6,7 @@ from pathlib import Path
 
 from common.arguments import SAMPLE_GLUE
 from common.paths import shown
-from handin.figures import Figures
+from handin.figures import ReportFigures
 from handin.findings import Findings, check_comparable, check_time, cores, iteration_time, ratio, table, text
 from handin.records import ITERATIONS, Run, Runs, differences
 
@@ -16,7 +16,7 @@ EPOCHS = 3  # after each of which the course asks for the metric
 LOSSES = 5  # that the course asks for
 
 
-def task1(runs: Runs, findings: Findings, figures: Figures) -> str:
+def task1(runs: Runs, findings: Findings, figures: ReportFigures) -> str:
     """Losses, metric and time of the run with most epochs."""
     longest = min(runs.of("task1"), key=lambda run: -min(run.epochs, EPOCHS), default=None)
     command = f"python task1_single/run_glue.py{flags_like(longest)}"
@@ -50,7 +50,7 @@ def losses_table(runs: dict[str, Run]) -> str:
     return table(f"losses | {' | '.join(f'iteration {i + 1}' for i in range(LOSSES))} | run", rows)
 
 
-def ladder(runs: Runs, findings: Findings, figures: Figures) -> str:
+def ladder(runs: Runs, findings: Findings, figures: ReportFigures) -> str:
     """Tasks 2a, 2b and 3: losses, times and speed-ups, communication, timelines."""
     timed = [found[0] for kind in SCRIPTS if (found := runs.of(kind))]
     like = next(iter([*timed, *runs.of("task1")]), None)
@@ -127,7 +127,7 @@ def _communication(timed: list[Run]) -> str:
     return table("task | rank | seconds | of an iteration | calls | MB | run", rows)
 
 
-def timeline_of(label: str, found: list[Run], command: str, findings: Findings, figures: Figures) -> str:
+def timeline_of(label: str, found: list[Run], command: str, findings: Findings, figures: ReportFigures) -> str:
     """Return the timeline of the first of these runs; without one, name the command that makes it."""
     if not found:
         findings.miss(f"the timeline of {label}", command)

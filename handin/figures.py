@@ -16,7 +16,7 @@ from handin.records import Run
 MARKERS = ("o", "s", "^", "D")
 
 
-class Figures:
+class ReportFigures:
     """The pictures in report/figures. Each method returns the picture's Markdown, "" if there is nothing to show."""
 
     def __init__(self, folder: Path) -> None:

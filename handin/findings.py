@@ -30,14 +30,14 @@ class Findings:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredRun:
     """A mean and its error; None: it is of one value, so nobody knows."""
 
     mean: float
     error: float | None
 
 
-def text(measured: Measured | None, digits: int) -> str:
+def text(measured: MeasuredRun | None, digits: int) -> str:
     """Return a cell of a table, such as "0.1000 ± 0.0002", which is not broken into two lines."""
     if measured is None:
         return "–"
@@ -53,7 +53,7 @@ def table(head: str, rows: Sequence[Sequence[object]]) -> str:
     return "\n".join(f"| {line} |" for line in [head, " | ".join("---" for _ in head.split(" | ")), *lines]) + "\n\n"
 
 
-def iteration_time(run: Run) -> Measured | None:
+def iteration_time(run: Run) -> MeasuredRun | None:
     """Return the mean seconds of iterations 2 to 40 with its standard error; None if there are none.
 
     The error is that of the means of blocks of iterations. Neighbours are alike, since whatever else the machine does
@@ -62,7 +62,7 @@ def iteration_time(run: Run) -> Measured | None:
     seconds = run.seconds[1:ITERATIONS]
     blocks = [statistics.fmean(seconds[i : i + BLOCK]) for i in range(0, len(seconds) - BLOCK + 1, BLOCK)]
     error = statistics.stdev(blocks) / math.sqrt(len(blocks)) if len(blocks) > 1 else None
-    return Measured(statistics.fmean(seconds), error) if seconds else None
+    return MeasuredRun(statistics.fmean(seconds), error) if seconds else None
 
 
 def check_time(run: Run, findings: Findings, least: int = ITERATIONS) -> None:
@@ -90,7 +90,7 @@ def check_comparable(
 
 
 def ratio(
-    findings: Findings, what: str, top: Measured, bottom: Measured, bound: float = math.inf, of: str = ""
+    findings: Findings, what: str, top: MeasuredRun, bottom: MeasuredRun, bound: float = math.inf, of: str = ""
 ) -> list[str]:
     """Return two cells: top / bottom, and a note on it. bound: the largest ratio that is possible, given by `of`."""
     value, note = top.mean / bottom.mean, ""

@@ -9,8 +9,8 @@ from typing import Any
 from common.epochs import mean_and_deviation, measured_epochs
 from common.workers.processor import disturbance
 from handin.bert import timeline_of
-from handin.figures import Figures
-from handin.findings import Findings, Measured, check_comparable, check_time, iteration_time, ratio, table, text
+from handin.figures import ReportFigures
+from handin.findings import Findings, MeasuredRun, check_comparable, check_time, iteration_time, ratio, table, text
 from handin.records import DAMAGED, Run, Runs
 
 DATA_PARALLEL = "python task2b_allreduce/run_gpt2.py --n_epochs 4"
@@ -29,18 +29,18 @@ class Scaling:
 
     batch: int
     setting: dict[str, Any]
-    seconds: Measured
-    speed: Measured
+    seconds: MeasuredRun
+    speed: MeasuredRun
 
 
-def scaling(runs: Runs, findings: Findings, figures: Figures) -> str:
+def scaling(runs: Runs, findings: Findings, figures: ReportFigures) -> str:
     """Tokens per second over numbers of workers, each over one worker with one thread."""
     found: dict[tuple[int, int], Scaling] = {}  # workers, threads of each
     for path in sorted(runs.figures.glob("data_parallel_*.json")):
         try:
             row = json.loads(path.read_text(encoding="utf-8"))
             setting = row["setting"] | {"batch of a worker": row["batch_size"] / row["workers"]}
-            metrics = (Measured(row[name], row[f"{name}_std"] or None) for name in METRICS)  # 0: of one epoch alone
+            metrics = (MeasuredRun(row[name], row[f"{name}_std"] or None) for name in METRICS)  # 0: of one epoch alone
             found[row["workers"], row["threads"]] = Scaling(row["batch_size"], setting, *metrics)
             if warning := disturbance(row["other_programs"]):
                 findings.doubt(f"submit_figures/{path.name}: {warning}; run it again")
@@ -65,7 +65,7 @@ def scaling(runs: Runs, findings: Findings, figures: Figures) -> str:
     )
 
 
-def pipeline(runs: Runs, findings: Findings, figures: Figures) -> str:
+def pipeline(runs: Runs, findings: Findings, figures: ReportFigures) -> str:
     """Every mode and number of micro-batches against the model that is cut but not pipelined."""
     found: dict[Key, Run] = {}
     for run in reversed(runs.of("pipeline")):  # the best run of a key comes last
@@ -116,15 +116,15 @@ def _row(key: Key, run: Run, base: Run | None, findings: Findings) -> list[objec
     return [mode, chunks, threads, text(seconds, 2), text(speed, 0), cells[0], limit, cells[1], name]
 
 
-def _epochs(run: Run) -> tuple[Measured, Measured]:
+def _epochs(run: Run) -> tuple[MeasuredRun, MeasuredRun]:
     """Return time (s) and tokens per second of the epochs, as pipeline/mode_comparison.py draws them."""
     epochs = measured_epochs(run.records[0], run.setting["total batch"] * run.setting["tokens per example"])
     pairs = (mean_and_deviation(values) for values in zip(*epochs, strict=True))
-    seconds, speed = (Measured(mean, deviation or None) for mean, deviation in pairs)
+    seconds, speed = (MeasuredRun(mean, deviation or None) for mean, deviation in pairs)
     return seconds, speed
 
 
-def beyond(runs: Runs, findings: Findings, figures: Figures) -> str:
+def beyond(runs: Runs, findings: Findings, figures: ReportFigures) -> str:
     """Times, bytes moved, kept and needed by the bonus lessons, with DDP's time beside them."""
     if not runs.of("beyond"):
         return "Not measured: the bonus is optional.\n\n"

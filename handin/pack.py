@@ -19,7 +19,7 @@ from common.errors import InputError
 from course.manifest import read_manifest
 from course.table import Course
 from course.zip_files import write_zip
-from handin.report import Report
+from handin.report import RunReport
 from handin.student import Student
 
 LARGEST = 1_000_000  # bytes of one file of code; more is data or weights
@@ -28,7 +28,7 @@ SEED = 598  # of the graders' inputs, so that packing twice asks the same questi
 
 
 def pack(
-    tree: Path, course: Course, student: Student, build: Callable[[], Report], archive: Path, grade: bool
+    tree: Path, course: Course, student: Student, build: Callable[[], RunReport], archive: Path, grade: bool
 ) -> list[str]:
     """Grade, build the report, write the archive; returns the lines to show."""
     _refuse_existing(archive)

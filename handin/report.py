@@ -15,7 +15,7 @@ from common.paths import atomic_write
 from course.next_step import open_regions, written
 from course.table import Course
 from handin.bert import ladder, task1
-from handin.figures import Figures
+from handin.figures import ReportFigures
 from handin.findings import Findings
 from handin.gpt2 import beyond, pipeline, scaling
 from handin.pdf import markdown_to_pdf
@@ -73,7 +73,7 @@ def sections_of(course: Course) -> list[Section]:
 
 
 @dataclass(frozen=True)
-class Report:
+class RunReport:
     """The report that was built. kept_copy: the earlier one, if anything was written outside of its sections."""
 
     markdown: Path
@@ -82,7 +82,7 @@ class Report:
     kept_copy: Path | None
 
 
-def build_report(tree: Path, course: Course, student: Student | None = None, folder: Path | None = None) -> Report:
+def build_report(tree: Path, course: Course, student: Student | None = None, folder: Path | None = None) -> RunReport:
     """Build both forms of the report in tree/report from the runs in `folder`, by default tree/runs.
 
     Raises:
@@ -117,12 +117,12 @@ def build_report(tree: Path, course: Course, student: Student | None = None, fol
     for target, data in ((path, text.encode()), (pdf, content)):
         with atomic_write(target, "wb") as file:
             file.write(data)
-    return Report(path, pdf, findings, kept_copy)
+    return RunReport(path, pdf, findings, kept_copy)
 
 
 def _measurements(part: Section, runs: Runs, findings: Findings, folder: Path) -> str:
     try:
-        return WRITERS[part.key](runs, findings, Figures(folder / "figures"))
+        return WRITERS[part.key](runs, findings, ReportFigures(folder / "figures"))
     except Exception as error:  # whatever is in records of another version, or in the student's expected.py
         findings.doubt(f"{part.heading}: a record, or a file of yours that reads it, cannot be used ({error!r})")
         return "A record of these runs cannot be used.\n\n"
@@ -165,7 +165,7 @@ def _code(tree: Path, course: Course, findings: Findings) -> str:
     return text
 
 
-def summary(report: Report, tree: Path) -> list[str]:
+def summary(report: RunReport, tree: Path) -> list[str]:
     """Return what the command prints."""
     lines = [f"missing: {what}\n         {command}" for what, command in report.findings.missing]
     lines += [f"suspicious: {doubt}" for doubt in report.findings.doubts]

@@ -5,7 +5,7 @@ from typing import Any
 from cluster.emulate import why_not
 from common.errors import InputError
 from handin.bert import losses_table
-from handin.figures import Figures
+from handin.figures import ReportFigures
 from handin.findings import Findings, check_comparable, iteration_time, table, text
 from handin.records import Run, Runs
 
@@ -23,7 +23,7 @@ PREDICTED = (
 TOLERANCE = 0.05  # of observed over expected with framing
 
 
-def traffic(runs: Runs, findings: Findings, figures: Figures) -> str:
+def traffic(runs: Runs, findings: Findings, figures: ReportFigures) -> str:
     """A row for each run of task 4, predictions, and both plots."""
     from task4_traffic import compare  # here: it imports the student's expected.py
 

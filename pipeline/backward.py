@@ -6,7 +6,7 @@ the graphs before and after it:
 
     x ── split ── ✂ partition 0 ✂ ── to() ── ✂ partition 1 ✂ ── cat ── output       a Cut is one "✂ partition ✂"
 
-When the gradient of the output arrives, every Cut becomes a task for its partition's worker. The tasks are in the
+When the gradient of the output arrives, every ModelCut becomes a task for its partition's worker. The tasks are in the
 reverse order of the schedule, the last micro-batch first. There is no clock here: a worker continues as soon as the
 gradient that it needs arrives.
 
@@ -32,12 +32,12 @@ from torch.autograd.function import once_differentiable
 from pipeline.dropout_seeds import draw_seed, own_random_numbers
 from pipeline.worker import Task, create_workers
 
-_current_run: ContextVar["Run | None"] = ContextVar("current_run", default=None)
+_current_run: ContextVar["SplitRun | None"] = ContextVar("current_run", default=None)
 
 
 def call_with_overlapping_backward(pipe: Any, forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """Return forward(x), as a tensor whose backward runs in the workers of `pipe`."""
-    run = Run(pipe, x)
+    run = SplitRun(pipe, x)
     token = _current_run.set(run)  # every Task created from here on takes the run with it to its worker
     try:
         with _fresh_workers_after_an_error(pipe):
@@ -52,8 +52,8 @@ def call_with_overlapping_backward(pipe: Any, forward: Callable[[Tensor], Tensor
     return _ReceiveGradient.apply(run, _RunBackward.apply(run, anchor, x), run.output.detach())
 
 
-class Stage(nn.Sequential):
-    """A partition in a pipe. You call it like any module; during a run, each call adds a Cut to the run."""
+class SplitStage(nn.Sequential):
+    """A partition in a pipe. You call it like any module; during a run, each call adds a ModelCut to the run."""
 
     def __init__(self, index: int, *layers: nn.Module) -> None:
         super().__init__(*layers)
@@ -65,7 +65,7 @@ class Stage(nn.Sequential):
 
 
 @dataclass(eq=False)
-class Cut:
+class ModelCut:
     """One partition's work on one micro-batch: a graph from `start` to `end`, cut off from the rest."""
 
     partition: int
@@ -74,12 +74,14 @@ class Cut:
     start: Tensor  # the same values as a leaf: here the graph begins
     end: Tensor
     result: Tensor  # the values of `end` as a leaf, for the next partition
-    earlier: list["Cut"] = field(default_factory=list)  # the cuts that `given` leads back to; none at the first stage
+    earlier: list["ModelCut"] = field(
+        default_factory=list
+    )  # the cuts that `given` leads back to; none at the first stage
     uses: int = 0  # how many later cuts and outputs use `result`, so how many gradients to wait for
     arrived: Semaphore = field(default_factory=lambda: Semaphore(0))  # released once per use
 
 
-class Run:
+class SplitRun:
     """One call of a pipe: what its workers did, and how to run it backwards."""
 
     def __init__(self, pipe: Any, x: Tensor) -> None:
@@ -87,7 +89,7 @@ class Run:
         self.input = x.detach().requires_grad_(x.requires_grad)
         self.output = self.input
         self.output_gradient: Tensor | None = None
-        self.cuts: list[Cut] | None = []
+        self.cuts: list[ModelCut] | None = []
         self.keep_graph = False
         self.calls = [0] * len(pipe.partitions)  # of each partition so far
         self.seed = draw_seed(pipe.partitions)
@@ -105,7 +107,7 @@ class Run:
         if not end.requires_grad:
             return end
         result = end.detach().requires_grad_()
-        self.cuts.append(Cut(j, micro_batch, given, start, end, result))
+        self.cuts.append(ModelCut(j, micro_batch, given, start, end, result))
         return result
 
     def backward(self, keep_graph: bool) -> Tensor | None:
@@ -131,7 +133,7 @@ class Run:
             torch.autograd.backward([cut.given for cut in first], starts, retain_graph=keep_graph)
         return self.input.grad
 
-    def _in_workers(self, cuts: list[Cut]) -> None:
+    def _in_workers(self, cuts: list[ModelCut]) -> None:
         """Run these cuts backwards, each in the worker of its partition; raise the first error when all are done."""
         with _fresh_workers_after_an_error(self.pipe):
             for cut in cuts:
@@ -141,7 +143,7 @@ class Run:
             if errors := [exc_info[1] for success, exc_info in results if not success]:
                 raise errors[0]  # it carries its traceback
 
-    def _backward_of(self, cut: Cut) -> None:
+    def _backward_of(self, cut: ModelCut) -> None:
         """Run one partition's backward for one micro-batch, in the partition's worker."""
         try:
             for _ in range(cut.uses):
@@ -171,7 +173,7 @@ class _RunBackward(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, run: Run, anchor: Tensor, x: Tensor) -> Tensor:
+    def forward(ctx: Any, run: SplitRun, anchor: Tensor, x: Tensor) -> Tensor:
         ctx.run = run
         return torch.zeros(())
 
@@ -186,7 +188,7 @@ class _ReceiveGradient(torch.autograd.Function):
     """The output of the pipe. Stores the gradient that arrives; _RunBackward comes next."""
 
     @staticmethod
-    def forward(ctx: Any, run: Run, the_run: Tensor, output: Tensor) -> Tensor:
+    def forward(ctx: Any, run: SplitRun, the_run: Tensor, output: Tensor) -> Tensor:
         ctx.run = run
         return output.detach()
 
@@ -211,7 +213,7 @@ class _Alias(torch.autograd.Function):
         return gradient
 
 
-def _in_reverse(cuts: list[Cut], output: Tensor) -> list[Cut]:
+def _in_reverse(cuts: list[ModelCut], output: Tensor) -> list[ModelCut]:
     """Return the cuts that `output` depends on, ordered so that each comes after the cuts whose gradients it needs.
 
     Also records who waits for whom.
@@ -232,7 +234,7 @@ def _in_reverse(cuts: list[Cut], output: Tensor) -> list[Cut]:
     return needed
 
 
-def _cuts_behind(tensor: Tensor, cut_of: dict[int, Cut]) -> list[Cut]:
+def _cuts_behind(tensor: Tensor, cut_of: dict[int, ModelCut]) -> list[ModelCut]:
     """Return the cuts from whose results `tensor` was computed."""
     if id(tensor) in cut_of:
         return [cut_of[id(tensor)]]

@@ -18,7 +18,7 @@ from torch import nn
 
 from common.errors import InputError
 from common.schedule import _clock_cycles
-from pipeline.backward import Stage, call_with_overlapping_backward
+from pipeline.backward import SplitStage, call_with_overlapping_backward
 from pipeline.partition import _layers, _split_module
 from pipeline.timeline import Trace
 from pipeline.worker import Task, create_workers
@@ -42,7 +42,7 @@ class Pipe(nn.Module):
         if not any(True for _ in _layers(module)):
             raise InputError("expected a Sequential with at least one layer, got an empty one")
         partitions, self.devices = _split_module(module)
-        self.partitions = nn.ModuleList(Stage(j, *partition) for j, partition in enumerate(partitions))
+        self.partitions = nn.ModuleList(SplitStage(j, *partition) for j, partition in enumerate(partitions))
         _refuse_shared_parameters(self.partitions)
         self.in_queues, self.out_queues = create_workers(self.devices)
         self.trace: Trace | None = None

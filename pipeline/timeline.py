@@ -16,7 +16,7 @@ from common.paths import atomic_write
 
 
 @dataclass(frozen=True)
-class Box:
+class TaskBox:
     """A partition was busy with a micro-batch from `begin` to `end` (seconds)."""
 
     phase: str  # "forward" or "backward"
@@ -30,7 +30,7 @@ class Box:
 class Trace:
     """Collects boxes from every call of a pipe while it is set as `pipe.trace`."""
 
-    boxes: list[Box] = field(default_factory=list)
+    boxes: list[TaskBox] = field(default_factory=list)
 
     @contextmanager
     def box(self, phase: str, partition: int, micro_batch: int, device: torch.device) -> Iterator[None]:
@@ -42,7 +42,7 @@ class Trace:
         yield
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        self.boxes.append(Box(phase, partition, micro_batch, begin, time.perf_counter()))
+        self.boxes.append(TaskBox(phase, partition, micro_batch, begin, time.perf_counter()))
 
     @property
     def partitions(self) -> int:
@@ -122,7 +122,7 @@ def traced_blocks(trace: Trace, blocks: Sequence[nn.Module], devices: Sequence[t
     def end(phase: str, partition: int, device: torch.device, *_: object) -> None:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        trace.boxes.append(Box(phase, partition, 0, begins[phase], time.perf_counter()))
+        trace.boxes.append(TaskBox(phase, partition, 0, begins[phase], time.perf_counter()))
 
     hooks, partition = [], 0
     for i, (block, device) in enumerate(zip(blocks, devices, strict=True)):

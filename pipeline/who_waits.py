@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from threading import Thread
 
 from common.workers.frames import frame_of, frames_of, name_in_stack, place
-from common.workers.rows import Row, State
-from pipeline.backward import Run
+from common.workers.rows import RankRow, State
+from pipeline.backward import SplitRun
 from pipeline.worker import OutQueue, awaited_queue, running_workers, waits_for_task
 
 SETTLE_SECONDS = 0.05  # a worker that takes a task out of its queue is not seen in it yet
@@ -41,7 +41,7 @@ class Doing:
         return f"{self.name}  {what}{left}"
 
 
-def explain(row: Row, main: Thread) -> Row:
+def explain(row: RankRow, main: Thread) -> RankRow:
     """Add to this rank's row what its workers do while `main`, the thread that calls the pipe, does not continue."""
     time.sleep(SETTLE_SECONDS)
     frame = frame_of(main)
@@ -77,7 +77,7 @@ def _workers(queue: OutQueue | None) -> list[Doing]:
 def _waits_for_gradient(frames: list[tuple[str, int, str]]) -> bool:
     """Return whether a semaphore of a Cut keeps the worker in Run._backward_of."""
     own = [(file, function) for file, _, function in frames if not file.endswith("threading.py")]
-    return len(own) < len(frames) and own[:1] == [name_in_stack(Run._backward_of)]
+    return len(own) < len(frames) and own[:1] == [name_in_stack(SplitRun._backward_of)]
 
 
 def _conclude(workers: list[Doing], main: str) -> str:

@@ -25,9 +25,9 @@ from pathlib import Path
 
 from common.errors import InputError, exit_on_input_error
 from course.table import load_course
-from staff.proofs.bank import Entry, load_bank, load_file
+from staff.proofs.bank import BankEntry, load_bank, load_file
 from staff.proofs.grading_pool import collect
-from staff.proofs.verdict import Call, Tests, Verdict, graders_of, judge_all
+from staff.proofs.verdict import JudgeCall, Judged, Tests, graders_of, judge_all
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -36,7 +36,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     entries = select(load_file(options.bank) if options.bank else load_bank(), tests, options)
     seeds, tries = range(options.seed, options.seed + options.times), 2 if options.draw else 1
     verdicts = []
-    for verdict in judge_all([Call(e, graders_of(e, tests, copies), seeds, tries) for e in entries], options.workers):
+    for verdict in judge_all(
+        [JudgeCall(e, graders_of(e, tests, copies), seeds, tries) for e in entries], options.workers
+    ):
         verdicts.append(verdict)
         print(verdict.as_json() if options.bank else verdict, flush=True)
     complaints = [verdict for verdict in verdicts if verdict.complaint]
@@ -50,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     sys.exit(bool(complaints or idle))
 
 
-def select(entries: Sequence[Entry], tests: Tests, options: argparse.Namespace) -> list[Entry]:
+def select(entries: Sequence[BankEntry], tests: Tests, options: argparse.Namespace) -> list[BankEntry]:
     """The entries that --task, --region, --only and --draw ask for.
 
     Raises:
@@ -67,7 +69,7 @@ def select(entries: Sequence[Entry], tests: Tests, options: argparse.Namespace) 
     return random.sample(entries, min(options.draw, len(entries))) if options.draw else entries
 
 
-def regions_of(entry: Entry, tests: Tests) -> set[str]:
+def regions_of(entry: BankEntry, tests: Tests) -> set[str]:
     """The regions that an entry changes or whose tests it must fail; a variant's patch may change any of its file."""
     changed = {place.partition("/")[0] for place in entry.bodies} | {tests[test].region for test in entry.fails}
     if entry.patch and not entry.is_mistake:
@@ -75,7 +77,7 @@ def regions_of(entry: Entry, tests: Tests) -> set[str]:
     return changed
 
 
-def uncaught(verdicts: Iterable[Verdict], tests: Tests, options: argparse.Namespace) -> list[str]:
+def uncaught(verdicts: Iterable[Judged], tests: Tests, options: argparse.Namespace) -> list[str]:
     """The tests of a task, a region or the course that no mistake has failed, where all were graded; names them."""
     if options.only or options.draw:
         return []
@@ -86,16 +88,16 @@ def uncaught(verdicts: Iterable[Verdict], tests: Tests, options: argparse.Namesp
     return idle
 
 
-def figures_of_file(verdicts: Sequence[Verdict]) -> dict[str, int]:
+def figures_of_file(verdicts: Sequence[Judged]) -> dict[str, int]:
     errors = sum(bool(verdict.error) for verdict in verdicts)
     complaints = sum(bool(verdict.complaint) for verdict in verdicts)  # those with an error among them
     lost = sum(bool(verdict.graded.points_lost) for verdict in verdicts)
     return {"entries": len(verdicts), "lose_points": lost, "errors": errors, "complaints": complaints - errors}
 
 
-def figures_of_bank(verdicts: Sequence[Verdict]) -> dict[str, int]:
+def figures_of_bank(verdicts: Sequence[Judged]) -> dict[str, int]:
     """The figures; names the mistakes that count as one."""
-    mistakes: dict[tuple, list[Verdict]] = {}
+    mistakes: dict[tuple, list[Judged]] = {}
     for verdict in verdicts:
         if verdict.entry.is_mistake:
             mistakes.setdefault((verdict.entry.task, verdict.row), []).append(verdict)

@@ -29,7 +29,7 @@ UNITS = {"bytes": 1.0, "bits": 1 / 8}  # bytes in one unit
 DOOL_WRITES_BITS = (1, 3)  # since this version; earlier ones write bytes even with --bits
 
 
-class Row(NamedTuple):
+class DstatRow(NamedTuple):
     """A line of values, with its number in the file."""
 
     line: int
@@ -46,7 +46,7 @@ class ToolRun:
     date: datetime | None = None
     groups: list[str] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
-    rows: list[Row] = field(default_factory=list)
+    rows: list[DstatRow] = field(default_factory=list)
 
     @property
     def words(self) -> list[str]:
@@ -130,7 +130,7 @@ def split_runs(text: str) -> Iterator[ToolRun]:
         elif not run.names:
             run.names = row
         else:
-            run.rows.append(Row(number, row))
+            run.rows.append(DstatRow(number, row))
     if run:
         yield _without_cut_row(run)
 
@@ -175,7 +175,7 @@ def columns(run: ToolRun, interface: str, path: Path) -> tuple[int, int]:
     return by_name["recv"], by_name["send"]
 
 
-def number_in(row: Row, column: int, run: ToolRun, path: Path) -> float:
+def number_in(row: DstatRow, column: int, run: ToolRun, path: Path) -> float:
     """Return the value of a column. Raises InputError, with the line, if the row does not fit its names."""
     longer_is_fine = run.tool == "pcp-dstat"  # see `columns`
     if len(row.values) < len(run.names) or (len(row.values) > len(run.names) and not longer_is_fine):

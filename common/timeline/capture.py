@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 from common.timeline.boxes import Box, Step
 from common.timeline.profile_events import numbered, read_profile
 from common.timeline.spans import Span, spans_of
-from common.timeline.waiting import Blocked, Message, blocked, own_code
+from common.timeline.waiting import Blocked, WaitMessage, blocked, own_code
 from common.workers.collectives import recorded
 
 SKIPPED = 2  # steps at the beginning: they warm up the caches, so their times are not typical
@@ -37,7 +37,7 @@ class RankLog:
     phases: list[Box] = field(default_factory=list)
     micro_batches: list[Box] = field(default_factory=list)
     partitions: list[Box] = field(default_factory=list)
-    messages: list[Message] = field(default_factory=list)
+    messages: list[WaitMessage] = field(default_factory=list)
     blocked: list[Blocked] = field(default_factory=list)
     averaging: list[Box] = field(default_factory=list)
     on_gpu: bool = False

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from common.timeline.spans import Span, merged
-from common.timeline.waiting import Message
+from common.timeline.waiting import WaitMessage
 from common.workers.collectives import element_bytes
 
 # Operators that compute. Those of autograd and of the pipeline enclose others, and waits as well.
@@ -44,7 +44,7 @@ class Profile:
     """
 
     busy: list[Span]
-    messages: list[Message]
+    messages: list[WaitMessage]
     micro_batches: list[tuple[str, Span]]
 
 
@@ -63,7 +63,7 @@ def read_profile(path: Path) -> Profile:
     return Profile(busy, _messages(events, span), micro_batches)
 
 
-def _messages(events: Sequence[dict], span: Callable[[dict], Span]) -> list[Message]:
+def _messages(events: Sequence[dict], span: Callable[[dict], Span]) -> list[WaitMessage]:
     calls = _outermost([event for event in events if event["name"].startswith("c10d::")])
     ends: dict[str, deque[dict]] = defaultdict(deque)
     for event in events:
@@ -77,7 +77,9 @@ def _messages(events: Sequence[dict], span: Callable[[dict], Span]) -> list[Mess
         arguments = call["args"].get("Concrete Inputs", [])
         other = arguments[OTHER_AT[name]] if name in OTHER_AT and len(arguments) > OTHER_AT[name] else ""
         start, end = span(call)[0], span(backend_event)[1]
-        messages.append(Message(name, start, end, _bytes(backend_event), other=int(other) if other.isdecimal() else -1))
+        messages.append(
+            WaitMessage(name, start, end, _bytes(backend_event), other=int(other) if other.isdecimal() else -1)
+        )
     return messages
 
 
@@ -114,7 +116,7 @@ def _micro_batch(name: str) -> str:
     return f"{word.lower()} {number}"
 
 
-def numbered(messages: Sequence[Message], recorded: Sequence[tuple[str, int]]) -> list[Message]:
+def numbered(messages: Sequence[WaitMessage], recorded: Sequence[tuple[str, int]]) -> list[WaitMessage]:
     """Return the messages with group and number, so that the calls of different ranks can be matched.
 
     recorded: (group, number) of the last collectives in torch's flight recorder; if there are too few of them, the

@@ -23,7 +23,7 @@ from common.timeline.parts import parts, table
 from common.timeline.picture import draw
 from common.timeline.spans import Span, merged, spans_of, within, without
 from common.timeline.trace import write_trace
-from common.timeline.waiting import Message, by_key, delivered, keys, spreads, waits
+from common.timeline.waiting import WaitMessage, by_key, delivered, keys, spreads, waits
 from common.workers.process_group import Worker
 
 
@@ -144,7 +144,7 @@ def _between_micro_batches(log: RankLog) -> list[Box]:
     return boxes
 
 
-def network_boxes(log: RankLog, calls: dict[tuple, dict[int, Message]]) -> list[Box]:
+def network_boxes(log: RankLog, calls: dict[tuple, dict[int, WaitMessage]]) -> list[Box]:
     """The boxes on a rank's row "network", with the waits of its process. calls: see by_key."""
     members = [calls[key] for key in keys(log.rank, log.messages)]
     ends = [delivered(log.rank, message, of) for message, of in zip(log.messages, members, strict=True)]

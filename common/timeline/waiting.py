@@ -22,7 +22,7 @@ PYTHON = 5e-4  # a process that has computed while its message travelled is bloc
 
 
 @dataclass(frozen=True)
-class Message:
+class WaitMessage:
     """A collective, a send or a recv of one rank, from its call until it is complete.
 
     group, number: the same for all ranks of a collective. other: its root, or the other end of a send; -1 if none.
@@ -46,7 +46,7 @@ class Blocked:
     message: int
 
 
-def blocked(limits: Span, busy: Sequence[Span], messages: Sequence[Message]) -> list[Blocked]:
+def blocked(limits: Span, busy: Sequence[Span], messages: Sequence[WaitMessage]) -> list[Blocked]:
     """Return the spans inside `limits` in which a process that computes during `busy` was blocked."""
     spans = []
     in_order = sorted(range(len(messages)), key=lambda i: messages[i].end)
@@ -74,22 +74,22 @@ def own_code(phases: Sequence[Span], busy: Sequence[Span], held: Sequence[Blocke
     return merged([*long, *torch])
 
 
-def by_key(everyone: Sequence[Sequence[Message]]) -> dict[tuple, dict[int, Message]]:
+def by_key(everyone: Sequence[Sequence[WaitMessage]]) -> dict[tuple, dict[int, WaitMessage]]:
     """Return every message by its key and by the ranks that take part; `everyone` has the messages of each rank."""
-    calls: dict[tuple, dict[int, Message]] = defaultdict(dict)
+    calls: dict[tuple, dict[int, WaitMessage]] = defaultdict(dict)
     for rank, messages in enumerate(everyone):
         for key, message in zip(keys(rank, messages), messages, strict=True):
             calls[key].setdefault(rank, message)
     return calls
 
 
-def root_of(message: Message, members: dict[int, Message]) -> int:
+def root_of(message: WaitMessage, members: dict[int, WaitMessage]) -> int:
     """Return the root of a collective, -1 if it has none; torch counts it within the group."""
     has_root = message.name in ("gather", "reduce", "scatter", "broadcast") and message.other < len(members)
     return sorted(members)[message.other] if has_root else -1
 
 
-def delivered(rank: int, message: Message, members: dict[int, Message]) -> float:
+def delivered(rank: int, message: WaitMessage, members: dict[int, WaitMessage]) -> float:
     """Return the time at which the last rank has received what `rank` has sent with this message.
 
     gloo notes the end of a send when the sender asks for it. For the root of a scatter or a broadcast, it notes when
@@ -101,13 +101,13 @@ def delivered(rank: int, message: Message, members: dict[int, Message]) -> float
     return max(message.end, *others) if others and spreads(rank, message, members) else message.end
 
 
-def spreads(rank: int, message: Message, members: dict[int, Message]) -> bool:
+def spreads(rank: int, message: WaitMessage, members: dict[int, WaitMessage]) -> bool:
     """Return whether the rank is the root that sends to all others."""
     return message.name in ("scatter", "broadcast") and root_of(message, members) == rank
 
 
 def waits(
-    rank: int, message: Message, members: dict[int, Message], span: Blocked, deliveries: Sequence[Span]
+    rank: int, message: WaitMessage, members: dict[int, WaitMessage], span: Blocked, deliveries: Sequence[Span]
 ) -> list[Wait]:
     """Return the spans in which a rank waited for another one while it was blocked; an empty list if all were there.
 
@@ -124,7 +124,7 @@ def waits(
     return [Wait(*rest, last) for rest in without([(span.start, min(arrived, span.end))], deliveries)]
 
 
-def keys(rank: int, messages: Sequence[Message]) -> list[tuple]:
+def keys(rank: int, messages: Sequence[WaitMessage]) -> list[tuple]:
     """Return what the calls of one collective, or a send and its recv, have in common."""
     counts: dict[tuple, int] = defaultdict(int)
     message_keys: list[tuple] = []

@@ -28,7 +28,7 @@ from common.workers.collectives import CollectiveLog, turn_on_recorder
 from common.workers.machine import interfaces, own_address
 from common.workers.pulse import Pulse, noted_calls
 from common.workers.roll_call import Roll, call_the_roll
-from common.workers.watch import Watch, stop
+from common.workers.watch import Watchdog, stop
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def process_group(config: RunConfig, join: Callable[[RunConfig], None] | None = 
     if join is None:
         if config.world_size > 1:
             raise InputError(f"--world_size: this script runs on one worker, got {config.world_size}; see task 2a")
-        watch = Watch(config, worker.pulse, Roll({0: Process()}, {}), {}, in_group=False)
+        watch = Watchdog(config, worker.pulse, Roll({0: Process()}, {}), {}, in_group=False)
         try:
             yield worker
         finally:
@@ -82,7 +82,7 @@ def process_group(config: RunConfig, join: Callable[[RunConfig], None] | None = 
     with contextlib.ExitStack() as files:
         roll, notes = _meet(config, join, files)
         share_cores(config.rank, roll)
-        watch = Watch(config, worker.pulse, roll, notes)
+        watch = Watchdog(config, worker.pulse, roll, notes)
         try:
             with noted_calls(worker.pulse, notes[config.rank]):
                 yield worker

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from common.workers.frames import frames_of, place
-from common.workers.rows import Call
+from common.workers.rows import NotedCall
 
 RECENT = 64  # calls in the file; more are never on their way at the same time
 BYTES = 256  # of a call in the file
@@ -78,7 +78,7 @@ def noted_calls(pulse: Pulse, file: int) -> Iterator[None]:
                 number = numbers[group.group_name] = numbers[group.group_name] + 1
             tensors = "" if argument is None else shapes(arguments[argument])
             where = place(frames_of(sys._getframe(1)))
-            line = Call(pulse.calls, group.group_name, number, name, tensors, where, pulse.iteration)
+            line = NotedCall(pulse.calls, group.group_name, number, name, tensors, where, pulse.iteration)
             os.pwrite(file, json.dumps(line).encode().ljust(BYTES), BYTES * (pulse.calls % RECENT))
             pulse.count(name, group.size() == dist.get_world_size())
             return method(group, *arguments, **keywords)
@@ -96,14 +96,14 @@ def noted_calls(pulse: Pulse, file: int) -> Iterator[None]:
             setattr(dist.ProcessGroup, method, original)
 
 
-def read_calls(file: int) -> list[Call]:
+def read_calls(file: int) -> list[NotedCall]:
     """Return the last calls of a rank, oldest first."""
     calls, content = [], b""
     with contextlib.suppress(OSError):  # the run ends, and has closed the file
         content = os.pread(file, BYTES * RECENT, 0)
     for start in range(0, len(content), BYTES):
         with contextlib.suppress(ValueError, TypeError):  # it is being written at this moment
-            calls.append(Call(*json.loads(content[start : start + BYTES])))
+            calls.append(NotedCall(*json.loads(content[start : start + BYTES])))
     return sorted(calls, key=lambda call: call.nth)
 
 

@@ -11,7 +11,7 @@ LAUNCHED = "COS598D_LAUNCHED"  # a variable that cluster/guard.py sets: the laun
 REPORT_MARK = "\x1e"  # begins a line that is a report in JSON (as in RFC 7464)
 
 
-class Call(NamedTuple):
+class NotedCall(NamedTuple):
     """A collective, a send or a recv of one rank. (A dataclass would take three times as long to write.)"""
 
     nth: int  # of all calls of the rank
@@ -51,7 +51,7 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True)
-class Row:
+class RankRow:
     """The state of one rank, as it reports it or as another rank found out."""
 
     rank: int
@@ -63,14 +63,14 @@ class Row:
     note: str = ""  # why it failed, or its process
     collectives: Mapping[str, int] = field(default_factory=dict)  # name -> calls
     per_iteration: Sequence[tuple[int, int]] = ()  # see Pulse.per_iteration
-    calls: Sequence[Call] = ()  # the last ones
+    calls: Sequence[NotedCall] = ()  # the last ones
     threads: Sequence[str] = ()  # if several compute together: a line for each
     conclusion: str = ""  # what the threads show together
     is_still: bool = False  # it has made no progress for too long
 
     @classmethod
-    def from_message(cls, content: Mapping[str, Any]) -> "Row":
-        changed = {"state": State(content["state"]), "calls": [Call(*call) for call in content["calls"]]}
+    def from_message(cls, content: Mapping[str, Any]) -> "RankRow":
+        changed = {"state": State(content["state"]), "calls": [NotedCall(*call) for call in content["calls"]]}
         return cls(**{**content, **changed})
 
     def cells(self) -> list[dict[str, str]]:
@@ -84,8 +84,8 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Report:
-    """What is said of a run that was stopped. rows: cells, see Row.cells."""
+class HangReport:
+    """What is said of a run that was stopped. rows: cells, see RankRow.cells."""
 
     conclusion: str
     rows: list[dict[str, str]]
@@ -100,7 +100,7 @@ class Report:
         return [*lines, self.conclusion]
 
 
-def make_report(rows: Sequence[Row], reason: str) -> Report:
+def make_report(rows: Sequence[RankRow], reason: str) -> HangReport:
     """Return the rows as a table, and what they show: a cause, or where each rank is. reason: why the run stops."""
     failed = [f"rank {row.rank} failed{_when(row.iteration)}: {row.note}" for row in rows if row.state == State.FAILED]
     # A rank that dies without an error of its own may have died of a difference: gloo aborts on unequal sizes.
@@ -108,7 +108,9 @@ def make_report(rows: Sequence[Row], reason: str) -> Report:
     causes = [*failed, *_unequal_iteration(rows)] or _unequal_call(rows)
     causes = [*causes, *died] or [row.conclusion for row in rows if row.conclusion] or [_where(rows)]
     conclusion = "; ".join(causes)
-    return Report(f"{reason}: {conclusion}" if reason else conclusion, [cells for row in rows for cells in row.cells()])
+    return HangReport(
+        f"{reason}: {conclusion}" if reason else conclusion, [cells for row in rows for cells in row.cells()]
+    )
 
 
 def names(ranks: Sequence[int]) -> str:
@@ -120,7 +122,7 @@ def names(ranks: Sequence[int]) -> str:
     return f"ranks {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}"
 
 
-def _where(rows: Sequence[Row]) -> str:
+def _where(rows: Sequence[RankRow]) -> str:
     """Return, for instance, "rank 0 waits in gather #2 at run_glue.py:88; ranks 1-3 wait in scatter #2 at ..."."""
     ranks: dict[tuple[State, str], list[int]] = defaultdict(list)
     for row in rows:
@@ -131,9 +133,9 @@ def _where(rows: Sequence[Row]) -> str:
     return "; ".join(f"{names(same)} {state.of(len(same))}{at}" for (state, at), same in ranks.items())
 
 
-def _unequal_call(rows: Sequence[Row]) -> list[str]:
+def _unequal_call(rows: Sequence[RankRow]) -> list[str]:
     """Return a sentence about the first collective of a group in which ranks differ: their order alone matches them."""
-    by_number: dict[tuple[int, str], dict[int, Call]] = defaultdict(dict)
+    by_number: dict[tuple[int, str], dict[int, NotedCall]] = defaultdict(dict)
     for row in rows:
         for call in row.calls:
             if call.number:
@@ -146,7 +148,7 @@ def _unequal_call(rows: Sequence[Row]) -> list[str]:
     return []
 
 
-def _unequal_iteration(rows: Sequence[Row]) -> list[str]:
+def _unequal_iteration(rows: Sequence[RankRow]) -> list[str]:
     """Return a sentence about the first iteration in which a rank made fewer collectives than others.
 
     If all their calls look alike, this shows only when the iteration is over: until then, another one is in its place.

@@ -30,7 +30,7 @@ from common.workers.collectives import pending
 from common.workers.frames import frame_of, frames_of, place
 from common.workers.pulse import Pulse, read_calls
 from common.workers.roll_call import Roll
-from common.workers.rows import LAUNCHED, REPORT_MARK, STOPPED_FILE, Row, State, make_report
+from common.workers.rows import LAUNCHED, REPORT_MARK, STOPPED_FILE, RankRow, State, make_report
 from common.workers.stillness import TICK_SECONDS, Stillness
 
 GRACE_SECONDS = 1.0  # after a rank has ended, for those that fail at the same time: their own error says more
@@ -45,7 +45,7 @@ def stop(code: int) -> NoReturn:
     os._exit(code)
 
 
-class Watch:
+class Watchdog:
     """The thread of one rank that watches its main thread and the other ranks.
 
     notes: files with the last calls of the ranks on this machine, by rank. in_group: the rank has joined a process
@@ -60,8 +60,8 @@ class Watch:
         self._main = threading.current_thread()
         own = [channel.fileno() for channel in self._channels.values()]
         self._stillness = Stillness(pulse, config.hang_seconds, own, may_rest=not in_group)
-        self._rows: dict[int, Row] = {}  # the last one of each other rank
-        self._last_word: Row | None = None  # of this rank: it has finished, or failed
+        self._rows: dict[int, RankRow] = {}  # the last one of each other rank
+        self._last_word: RankRow | None = None  # of this rank: it has finished, or failed
         self._lost = ""  # why a call of a rank has failed that needs another rank
         self._lost_in: TracebackType | None = None  # this rank's call
         self._closed = threading.Event()
@@ -94,7 +94,7 @@ class Watch:
         while True:
             time.sleep(1)
 
-    def _say_last(self, row: Row) -> None:
+    def _say_last(self, row: RankRow) -> None:
         self._last_word = row
         if self._config.rank:
             self._channels[0].send(row=asdict(row))
@@ -127,7 +127,7 @@ class Watch:
         if "ask" in message:
             self._channels[rank].send(row=asdict(self._last_word or self._row()))
         if "row" in message:
-            self._rows[rank] = Row.from_message(message["row"])
+            self._rows[rank] = RankRow.from_message(message["row"])
             if all(self._fate(other) == State.FINISHED for other in self._channels):
                 self._is_over.set()
         self._lost = message.get("lost", self._lost)
@@ -149,7 +149,7 @@ class Watch:
         fates = [own, *(self._fate(rank) for rank in self._channels)]
         return len(fates) > 1 and bool(self._lost or State.FAILED in fates or State.DIED in fates)
 
-    def _ask(self) -> list[Row]:
+    def _ask(self) -> list[RankRow]:
         """Return a row for each rank: those that run are asked for theirs."""
         running = [rank for rank in self._channels if not self._fate(rank)]
         for rank in running:
@@ -159,14 +159,14 @@ class Watch:
         rows = {rank: self._rows.get(rank) or self._absent_row(rank) for rank in self._roll.processes}
         return list((rows | {self._config.rank: self._last_word or self._row()}).values())
 
-    def _end_if_nobody_moves(self, rows: list[Row]) -> None:
+    def _end_if_nobody_moves(self, rows: list[RankRow]) -> None:
         judged = [row for row in rows if row.state != State.FINISHED]
         if self._config.rank:  # rank 0 judges, as long as it answers
             judged = [row for row in rows[:1] if row.state == State.SILENT]
         if judged and all(row.is_still for row in judged):
             self._end(f"no progress for {self._config.hang_seconds:g} s (--hang_seconds)", rows)
 
-    def _row(self) -> Row:
+    def _row(self) -> RankRow:
         """Return where the main thread is."""
         frames = list(frames_of(self._lost_in or frame_of(self._main)))
         innermost = frames[0][0] if frames else ""
@@ -176,7 +176,7 @@ class Watch:
         waits = (
             awaited or self._lost_in or C10D in innermost or (TORCH_DISTRIBUTED in innermost and self._stillness.idle)
         )
-        row = Row(
+        row = RankRow(
             rank=self._config.rank,
             state=State.WAITS if waits else State.IDLE if self._stillness.idle else State.COMPUTES,
             place=place(frames),
@@ -190,7 +190,7 @@ class Watch:
         )
         return self._pulse.explain(row, self._main) if self._pulse.explain else row
 
-    def _absent_row(self, rank: int) -> Row:
+    def _absent_row(self, rank: int) -> RankRow:
         """Return what is known of a rank that cannot say it."""
         state, note = State.UNKNOWN, str(self._roll.processes[rank])
         if rank in self._channels:
@@ -199,9 +199,9 @@ class Watch:
         calls = read_calls(self._notes[rank]) if rank in self._notes else []
         last: dict[str, Any] = {"call": str(calls[-1]), "place": calls[-1].place} if calls else {}
         iteration = calls[-1].iteration if calls else 0
-        return Row(rank, state, **last, iteration=iteration, note=note, calls=calls, is_still=True)
+        return RankRow(rank, state, **last, iteration=iteration, note=note, calls=calls, is_still=True)
 
-    def _end(self, reason: str, rows: list[Row]) -> None:
+    def _end(self, reason: str, rows: list[RankRow]) -> None:
         """Say what the rows show, here and to the others, and end this process."""
         if self._closed.is_set():
             return  # it ends by itself

@@ -9,7 +9,7 @@ from typing import Any
 from common.paths import atomic_write, locked
 from course.table import Course
 from staff.grade import gradebook, pages, result_store
-from staff.grade.gradebook import Row
+from staff.grade.gradebook import GradedHandIn
 
 
 def write_class(out: Path, names: Sequence[str], course: Course, footer: str) -> list[dict[str, Any]]:
@@ -27,7 +27,7 @@ def write_class(out: Path, names: Sequence[str], course: Course, footer: str) ->
     return [figures_of(row) for row in rows]
 
 
-def _graded(out: Path, name: str, course: Course) -> list[Row]:
+def _graded(out: Path, name: str, course: Course) -> list[GradedHandIn]:
     """One row, or none where the hand-in is not graded yet or its files are damaged, however they are."""
     with contextlib.suppress(Exception):
         row = result_store.read(out, name)
@@ -37,7 +37,7 @@ def _graded(out: Path, name: str, course: Course) -> list[Row]:
     return []
 
 
-def figures_of(row: Row) -> dict[str, Any]:
+def figures_of(row: GradedHandIn) -> dict[str, Any]:
     return {
         "name": row.name,
         "score": row.report["score"],

@@ -18,7 +18,7 @@ NOT_MISTAKES = ("passed", "not attempted", "skipped", NOT_GRADED_HERE)
 
 
 @dataclass(frozen=True)
-class Row:
+class GradedHandIn:
     """One submission: its report.json, and what was noted about it while it was graded (run.json)."""
 
     report: dict[str, Any]
@@ -65,7 +65,7 @@ class Mistake:
     names: tuple[str, ...]
 
 
-def write_csv(path: Path, rows: Iterable[Row], course: Course) -> None:
+def write_csv(path: Path, rows: Iterable[GradedHandIn], course: Course) -> None:
     """One line for each submission: score, bonus, points of each task and region, time, memory, notes."""
     head = ["submission", "score", "max_score", "bonus", "max_bonus"]
     head += [f"task {task}" for task in course.tasks] + list(course.regions)
@@ -76,7 +76,7 @@ def write_csv(path: Path, rows: Iterable[Row], course: Course) -> None:
         table.writerows(line(row, course) for row in rows)
 
 
-def line(row: Row, course: Course) -> list[str | int | float]:
+def line(row: GradedHandIn, course: Course) -> list[str | int | float]:
     """The cells of one submission."""
     points = [row.points("task", task) for task in course.tasks]
     points += [row.points("region", region) for region in course.regions]
@@ -90,7 +90,7 @@ def line(row: Row, course: Course) -> list[str | int | float]:
     return [cell(row.name), *score, *points, *figures, cell("; ".join(row.run.get("notes", [])))]
 
 
-def look_at(row: Row) -> str:
+def look_at(row: GradedHandIn) -> str:
     """Return the lines that need manual review: "common/schedule.py:3, while running"."""
     return ", ".join(dict.fromkeys(map(place_of, row.run.get("flags", []))))
 
@@ -101,7 +101,7 @@ def place_of(flag: dict[str, Any]) -> str:
     return f"{place}:{flag['line']}" if flag["line"] else place
 
 
-def regions(rows: Sequence[Row], course: Course) -> list[RegionShare]:
+def regions(rows: Sequence[GradedHandIn], course: Course) -> list[RegionShare]:
     """Each region that was graded, in the order of course.toml."""
     shares = []
     for region in course.regions.values():
@@ -120,7 +120,7 @@ def regions(rows: Sequence[Row], course: Course) -> list[RegionShare]:
     return shares
 
 
-def mistakes(rows: Iterable[Row]) -> list[Mistake]:
+def mistakes(rows: Iterable[GradedHandIn]) -> list[Mistake]:
     """Failed tests that found the same, the most frequent first."""
     by_kind: dict[tuple[str, str], list[tuple[str, Entry]]] = {}
     for row in rows:
@@ -134,7 +134,7 @@ def mistakes(rows: Iterable[Row]) -> list[Mistake]:
     ]
 
 
-def histogram(rows: Sequence[Row], bins: int = 10) -> list[tuple[str, int]]:
+def histogram(rows: Sequence[GradedHandIn], bins: int = 10) -> list[tuple[str, int]]:
     """(range of the score in percent, how many); the last bin holds full marks too."""
     counts = [0] * bins
     for row in rows:

@@ -26,7 +26,7 @@ from common.paths import ROOT
 from course.table import NOT_GRADED_HERE, Course, files_matching, load_course, score_in_words, score_of
 from grader.session import SEED_BITS
 from staff.grade import result_store, texts
-from staff.grade.gradebook import Row
+from staff.grade.gradebook import GradedHandIn
 from staff.grade.own_process import Unfinished, run_apart
 from staff.grade.own_texts import Opened, Tests, digest, nothing, open_into, page, read_report, unreadable
 from staff.grade.submissions import Submission, clean_files
@@ -76,7 +76,7 @@ class Grading:
         catalogue, graders = collect(scratch, files), digest(*_graders(files))
         return cls(out, scratch, course, clean_files(), files, catalogue, graders, probe(), seed, deadline)
 
-    def grade(self, submission: Submission) -> tuple[Row, bool]:
+    def grade(self, submission: Submission) -> tuple[GradedHandIn, bool]:
         """Grade a submission unless that is done already; return its results, and whether it was graded now.
 
         Whatever is wrong with the submission is in its report.
@@ -136,14 +136,14 @@ class Grading:
         tests_by_id = {test["id"]: test for test in reported["tests"]}
         return [tests_by_id.get(test["id"], test) for test in self.catalogue]
 
-    def _kept(self, submission: Submission, mark: str) -> Row | None:
+    def _kept(self, submission: Submission, mark: str) -> GradedHandIn | None:
         """The results of an earlier run, if neither the submission nor the graders have changed since."""
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             row = result_store.read(self.out, submission.name)
             return row if row.run["digest"] == mark else None
         return None
 
-    def _keep(self, submission: Submission, tests: Tests, run: dict[str, Any]) -> Row:
+    def _keep(self, submission: Submission, tests: Tests, run: dict[str, Any]) -> GradedHandIn:
         run["notes"] = texts.notes(run["notes"])
         report = {
             "submission": submission.name,
@@ -158,7 +158,7 @@ class Grading:
             run["notes"] = [*run["notes"], f"the student's page could not be written: {error}"]
             text = f"<!doctype html><title>Points</title><p>{score_in_words(report)}</p>"
         result_store.keep(self.out, report, run, text)
-        return Row(report, run)
+        return GradedHandIn(report, run)
 
 
 def _graders(tests: Sequence[str]) -> Iterator[bytes]:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from common.errors import InputError
 from course.table import Course
 from staff.grade import pages, texts
-from staff.grade.gradebook import Row
+from staff.grade.gradebook import GradedHandIn
 from staff.grade.measurements import measured
 from staff.grade.submissions import choose, write_tree
 from staff.grade.unpack import unpack
@@ -89,4 +89,4 @@ def read_report(path: Path) -> dict[str, Any]:
 
 
 def page(report: dict[str, Any], run: dict[str, Any], course: Course) -> str:
-    return pages.student_page(Row(report, run), course)
+    return pages.student_page(GradedHandIn(report, run), course)

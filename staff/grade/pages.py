@@ -17,7 +17,7 @@ from course.table import Course, score_in_words
 from grader import messages
 from grader.report import Entry, entries_of
 from staff.grade import gradebook
-from staff.grade.gradebook import Row
+from staff.grade.gradebook import GradedHandIn
 from staff.grade.measurements import shared
 from staff.grade.texts import printable
 
@@ -26,7 +26,7 @@ ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 @dataclass(frozen=True)
-class Failure:
+class FailedTests:
     """Tests of a region that failed for one reason: the first of them, the sentences of the others, and what the ranks
     printed in the first that has something of them."""
 
@@ -72,7 +72,7 @@ def _numbers(ranks: Sequence[int]) -> str:
     return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
 
 
-def student_page(row: Row, course: Course) -> str:
+def student_page(row: GradedHandIn, course: Course) -> str:
     """The page of one submission."""
     tasks = [task for id in course.tasks if (task := _task(row, course, id))["regions"]]
     tried = {test["region"] for test in row.tests if test["status"] not in gradebook.NOT_MISTAKES}
@@ -88,13 +88,13 @@ def student_page(row: Row, course: Course) -> str:
     )
 
 
-def _task(row: Row, course: Course, id: str) -> dict[str, Any]:
+def _task(row: GradedHandIn, course: Course, id: str) -> dict[str, Any]:
     regions = [_region(row, course, region) for region in course.regions.values() if region.task == id]
     regions = [region for region in regions if region["tests"]]
     return {"id": id, "title": course.tasks[id].title, "regions": regions} | _sums(regions)
 
 
-def _region(row: Row, course: Course, region: Any) -> dict[str, Any]:
+def _region(row: GradedHandIn, course: Course, region: Any) -> dict[str, Any]:
     tests = [test for test in entries(row) if test.region == region.id]
     about = {"id": region.id, "title": region.title, "file": region.file, "readme": course.readme(region.id)}
     return about | {
@@ -109,18 +109,18 @@ def _region(row: Row, course: Course, region: Any) -> dict[str, Any]:
     }
 
 
-def failures(tests: Sequence[Entry], output: Mapping[str, list[dict[str, Any]]]) -> list[Failure]:
+def failures(tests: Sequence[Entry], output: Mapping[str, list[dict[str, Any]]]) -> list[FailedTests]:
     """The failed tests of one region as in the terminal: by reason, the most telling reason first."""
     all_failures = []
     for group in messages.by_kind(filter(messages.tells, tests)):
         printed = next(filter(None, (ranks_alike(output.get(test.id, [])) for test in group)), [])
         points = sum(test.max_points for test in group)
         same = tuple(sentence(test.id) for test in group[1:])
-        all_failures.append(Failure(group[0], same, points, printed))
+        all_failures.append(FailedTests(group[0], same, points, printed))
     return all_failures
 
 
-def entries(row: Row) -> list[Entry]:
+def entries(row: GradedHandIn) -> list[Entry]:
     """The graded tests of a submission."""
     return entries_of(row.tests)
 
@@ -129,7 +129,7 @@ def _sums(parts: Sequence[dict[str, Any]]) -> dict[str, int]:
     return {key: sum(part[key] for part in parts) for key in ("points", "max_points")}
 
 
-def class_page(rows: Sequence[Row], course: Course, footer: str, missing: Sequence[str] = ()) -> str:
+def class_page(rows: Sequence[GradedHandIn], course: Course, footer: str, missing: Sequence[str] = ()) -> str:
     """The overview of a class: scores, regions, common mistakes, submissions; `missing` are not graded yet."""
     scores = [row.report["score"] for row in rows]
     bins = gradebook.histogram(rows)

@@ -21,7 +21,7 @@ from typing import Any
 
 from common.errors import InputError
 from common.paths import atomic_write
-from staff.grade.gradebook import Row
+from staff.grade.gradebook import GradedHandIn
 
 PREFIX = "cos598d-grade-"
 HAND_INS = "hand_ins"
@@ -31,14 +31,14 @@ def folder_of(out: Path, name: str) -> Path:
     return out / HAND_INS / name
 
 
-def read(out: Path, name: str) -> Row:
+def read(out: Path, name: str) -> GradedHandIn:
     """What was kept of a graded submission; what its ranks printed is in output.json.
 
     Raises:
         OSError, ValueError: it is not graded yet, or somebody has changed the files.
     """
     report, run = (_load(out, name, file) for file in ("report.json", "run.json"))
-    return Row(report, run | {"output": {}})
+    return GradedHandIn(report, run | {"output": {}})
 
 
 def _load(out: Path, name: str, file: str) -> dict[str, Any]:

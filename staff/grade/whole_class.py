@@ -25,7 +25,7 @@ from common.paths import ROOT
 from grader.wire.processes import descendants, kill_all
 from staff.grade import result_store
 from staff.grade.class_files import summary, write_class
-from staff.grade.gradebook import Row
+from staff.grade.gradebook import GradedHandIn
 from staff.grade.hand_ins import DEADLINE, Grading, grader_files, hidden_files, not_graded_here
 from staff.grade.own_process import Unfinished, run_apart
 from staff.grade.submissions import Submission, name_all
@@ -71,7 +71,7 @@ def processors_of_jobs(processors: Sequence[int], jobs: int) -> list[set[int]]:
     return [set(processors[job::jobs]) for job in range(jobs)]
 
 
-def tell(row: Row, now: bool, count: str) -> None:
+def tell(row: GradedHandIn, now: bool, count: str) -> None:
     """Print one line as soon as a submission is done."""
     figures = f"{row.run['wall_s']:6.1f} s  {row.run['peak_pss_mb'] or 0:6.0f} MB" if now else "already graded"
     score = f"{row.report['score']:3} of {row.report['max_score']}"

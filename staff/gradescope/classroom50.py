@@ -14,7 +14,7 @@ from typing import Any
 from common.errors import InputError, exit_on_input_error
 from common.paths import atomic_write
 from course.table import NOT_GRADED_HERE
-from staff.grade.gradebook import Row
+from staff.grade.gradebook import GradedHandIn
 from staff.grade.pages import sentence
 from staff.gradescope.grade_submission import grade_one
 
@@ -30,7 +30,7 @@ TEXTS = {  # field -> variables of the runner, the first that is set counts
 }
 
 
-def result(row: Row, environment: Mapping[str, str], now: datetime) -> dict[str, Any]:
+def result(row: GradedHandIn, environment: Mapping[str, str], now: datetime) -> dict[str, Any]:
     """The content of result.json.
 
     Raises:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from common.errors import InputError
 from course.table import load_course
-from staff.grade.gradebook import Row
+from staff.grade.gradebook import GradedHandIn
 from staff.grade.hand_ins import Grading, grader_files, hidden_files
 from staff.grade.result_store import at_work
 from staff.grade.submissions import Submission
@@ -15,7 +15,7 @@ from staff.gradescope.results import VISIBILITIES
 MARGIN = 40.0  # seconds before the platform's time-out: to end the graders, to sweep, to write
 
 
-def grade_one(submission: Path, timeout: float) -> Row:
+def grade_one(submission: Path, timeout: float) -> GradedHandIn:
     """Grade a folder; `timeout` is the platform's, in seconds from now. What is not reached by then has no points."""
     start = time.monotonic()
     visibility = load_course().hidden.get("visibility")

@@ -15,7 +15,7 @@ from typing import Any
 from course.table import NOT_GRADED_HERE, Course, score_in_words
 from grader import messages
 from grader.report import Entry
-from staff.grade.gradebook import Row
+from staff.grade.gradebook import GradedHandIn
 from staff.grade.pages import entries, ranks_alike, sentence
 from staff.grade.texts import clip
 
@@ -24,7 +24,7 @@ LONGEST_TEST = 4000  # characters of one test's output
 LONGEST_RANKS = 1500  # of them what ranks printed
 
 
-def results(row: Row, course: Course, late: int | None, seconds: float) -> dict[str, Any]:
+def results(row: GradedHandIn, course: Course, late: int | None, seconds: float) -> dict[str, Any]:
     """The content of results.json; `late` is in days, None without a due date.
 
     What to look at by hand is in extra_data alone, which students never see: a hidden test would hide their score, too.
@@ -53,7 +53,7 @@ def results(row: Row, course: Course, late: int | None, seconds: float) -> dict[
     }
 
 
-def _texts(row: Row, course: Course) -> Iterator[tuple[Entry, str]]:
+def _texts(row: GradedHandIn, course: Course) -> Iterator[tuple[Entry, str]]:
     """All tests with what each says, region by region; hidden tests apart from visible ones."""
     tests = entries(row)
     for region in course.in_order_of_needs():

@@ -25,7 +25,7 @@ IN_WORDS = {dict: "a table of texts", str: "a text", bool: "true or false"}
 
 
 @dataclass(frozen=True)
-class Entry:
+class BankEntry:
     """One mistake or variant: new bodies by region (and part: "2a.2/1"), and a patch of what lies outside regions.
 
     `fails` says which tests a mistake must fail, and which words the message of each must hold. `race`: what a thread
@@ -52,7 +52,7 @@ class Entry:
         return f"{self.kind}/{self.bank}: {self.name}"
 
 
-def load_bank(folder: Path = BANKS) -> list[Entry]:
+def load_bank(folder: Path = BANKS) -> list[BankEntry]:
     """All entries, the mistakes first.
 
     Raises:
@@ -65,7 +65,7 @@ def load_bank(folder: Path = BANKS) -> list[Entry]:
     return entries
 
 
-def load_file(path: Path) -> list[Entry]:
+def load_file(path: Path) -> list[BankEntry]:
     """The entries of a bank that lies anywhere, `fails` or not; one that is none says so in its `error`.
 
     Raises:
@@ -78,7 +78,7 @@ def load_file(path: Path) -> list[Entry]:
     return entries
 
 
-def _entries(kind: str, path: Path) -> Iterator[Entry]:
+def _entries(kind: str, path: Path) -> Iterator[BankEntry]:
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
@@ -91,12 +91,12 @@ def _entries(kind: str, path: Path) -> Iterator[Entry]:
         try:
             if task not in tasks:
                 raise InputError(f"expected a task, one of {', '.join(tasks)}; got {task!r}")
-            yield _entry(Entry(kind, path.stem, name, task, file), row)
+            yield _entry(BankEntry(kind, path.stem, name, task, file), row)
         except InputError as error:
-            yield Entry(kind, path.stem, name, task, file, error=str(error))
+            yield BankEntry(kind, path.stem, name, task, file, error=str(error))
 
 
-def _entry(start: Entry, row: Any) -> Entry:
+def _entry(start: BankEntry, row: Any) -> BankEntry:
     """The entry that a row of the file describes. Raises InputError if it is none."""
     if not isinstance(row, dict) or not (row.get("body") or row.get("patch")):
         raise InputError(f"expected a body or a patch, got {row!r}")
@@ -128,7 +128,7 @@ def solved_files() -> dict[str, bytes]:
     return clean_files(solved=load_course().regions)
 
 
-def changed_files(entry: Entry) -> dict[str, bytes]:
+def changed_files(entry: BankEntry) -> dict[str, bytes]:
     """The solved files with this entry in its file.
 
     Raises:
@@ -140,7 +140,7 @@ def changed_files(entry: Entry) -> dict[str, bytes]:
     return solved_files() | {entry.file: for_students(text.encode(), entry.file, course, course.regions)}
 
 
-def apply(entry: Entry, solved: str) -> str:
+def apply(entry: BankEntry, solved: str) -> str:
     """Put an entry into the solved text of its file.
 
     Raises:

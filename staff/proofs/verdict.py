@@ -11,8 +11,8 @@ from typing import NamedTuple
 from common.errors import InputError
 from grader.verdicts import GRADER_FAILED
 from staff.grade.submissions import write_files
-from staff.proofs.bank import FILE, VARIANTS, Entry, changed_files
-from staff.proofs.grading_pool import Graded, Result, Test, grade, worker_processes
+from staff.proofs.bank import FILE, VARIANTS, BankEntry, changed_files
+from staff.proofs.grading_pool import Graded, Test, TestResult, grade, worker_processes
 
 LONGEST_ERROR = 500  # characters
 COPIES = "copies"  # stands for the test of a file's copies; graders have names that begin with test_
@@ -20,16 +20,16 @@ Tests = dict[str, Test]
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Judged:
     """What the graders said to one entry, with inputs drawn from `seed`; `error` says why it was not graded."""
 
-    entry: Entry
+    entry: BankEntry
     graded: Graded = field(default_factory=Graded)
     seed: int = 0
     error: str = ""
 
     @property
-    def results(self) -> dict[str, Result]:
+    def results(self) -> dict[str, TestResult]:
         return self.graded.results
 
     @property
@@ -73,7 +73,7 @@ class Verdict:
         return json.dumps(row | ({"complaint": self.complaint} if self.complaint else {}))
 
 
-def graders_of(entry: Entry, tests: Tests, copies: dict[str, str]) -> Tests:
+def graders_of(entry: BankEntry, tests: Tests, copies: dict[str, str]) -> Tests:
     """Choose the graders that run on an entry. A file from elsewhere meets all those of its task, and that of the
     copies it changes."""
     if entry.kind == FILE:
@@ -83,16 +83,16 @@ def graders_of(entry: Entry, tests: Tests, copies: dict[str, str]) -> Tests:
     return {name: tests[name] for name in chosen}
 
 
-class Call(NamedTuple):
+class JudgeCall(NamedTuple):
     """The arguments of `judge`."""
 
-    entry: Entry
+    entry: BankEntry
     tests: Tests
     seeds: Sequence[int]
     tries: int = 1
 
 
-def judge(entry: Entry, tests: Tests, seeds: Sequence[int], tries: int = 1) -> Verdict:
+def judge(entry: BankEntry, tests: Tests, seeds: Sequence[int], tries: int = 1) -> Judged:
     """Run these graders on a tree of the entry's own, once for each seed; the first verdict that is not as it must be.
 
     With two `tries` only what is twice not as it must be, with the same inputs, counts: among a thousand runs on a busy
@@ -108,20 +108,20 @@ def judge(entry: Entry, tests: Tests, seeds: Sequence[int], tries: int = 1) -> V
     return verdict
 
 
-def _judge_once(entry: Entry, tests: Tests, seed: int) -> Verdict:
+def _judge_once(entry: BankEntry, tests: Tests, seed: int) -> Judged:
     """Whatever keeps an entry from being graded is its error: those from elsewhere may do anything."""
     try:
         if entry.error:
             raise InputError(entry.error)
         with tempfile.TemporaryDirectory() as tree:
             write_files(changed_files(entry), Path(tree))
-            return Verdict(entry, grade(Path(tree), [test.id for test in tests.values()], seed), seed)
+            return Judged(entry, grade(Path(tree), [test.id for test in tests.values()], seed), seed)
     except Exception as error:
         words = str(error) if isinstance(error, (InputError, TimeoutError)) else f"{type(error).__name__}: {error}"
-        return Verdict(entry, seed=seed, error=" ".join(words.split())[:LONGEST_ERROR])
+        return Judged(entry, seed=seed, error=" ".join(words.split())[:LONGEST_ERROR])
 
 
-def judge_all(calls: Sequence[Call], workers: int) -> Iterator[Verdict]:
+def judge_all(calls: Sequence[JudgeCall], workers: int) -> Iterator[Judged]:
     """Yield the verdict of each call of `judge`, in order, from this many processes.
 
     When one of them dies, the calls that are left get one at a time, so that it is known which entry ends it.
@@ -136,6 +136,6 @@ def judge_all(calls: Sequence[Call], workers: int) -> Iterator[Verdict]:
             except BrokenProcessPool:
                 if workers == 1:
                     entry, _, seeds, _ = calls[done]
-                    yield Verdict(entry, seed=seeds[0], error="it ended the process that grades it")
+                    yield Judged(entry, seed=seeds[0], error="it ended the process that grades it")
                     done += 1
                 workers = 1

@@ -52,7 +52,7 @@ UIDS = range(20_000, 60_000)  # where a container maps only 65,536 users, these 
 
 
 @dataclass(frozen=True)
-class Job:
+class SandboxJob:
     """What the supervisor is to run; see run_graded."""
 
     tree: str
@@ -100,7 +100,7 @@ def run_graded(
     """
     if not Path(tree).is_dir():
         raise InputError(f"{tree}: expected the folder of a submission's files, found none; unpack it first")
-    job = Job(os.path.abspath(tree), os.path.abspath(report), tests, seed, deadline_s)
+    job = SandboxJob(os.path.abspath(tree), os.path.abspath(report), tests, seed, deadline_s)
     command = [sys.executable, "-P", "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); import runpy; "
                "runpy.run_module('staff.sandbox.supervisor', run_name='__main__')"]  # fmt: skip
     process = subprocess.Popen(

@@ -27,7 +27,7 @@ from common.paths import ROOT
 from grader.wire.processes import CONFINE, DUMPABLE, PDEATHSIG, SUBREAPER, descendants, kill_all, memory, prctl
 from staff.sandbox import kernel
 from staff.sandbox.confine import MIB, Policy
-from staff.sandbox.graded_run import CONFINING, Job, free_uid, make_interpreter_reachable, probe
+from staff.sandbox.graded_run import CONFINING, SandboxJob, free_uid, make_interpreter_reachable, probe
 
 LOOK = 0.5  # seconds between two looks at the memory
 RECORD = 5.0  # seconds between two measurements for the record: each takes 70 ms of a processor
@@ -37,10 +37,10 @@ SPARE_FILES = 20_000  # in all ranks' folders, where these have no file systems 
 DEADLINE_CODE = 124
 
 
-class Supervisor:
+class SandboxSupervisor:
     """One submission's run."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: SandboxJob) -> None:
         self.job = job
         self.next_record = time.monotonic() + LOOK
         self.peak = 0.0
@@ -141,7 +141,7 @@ def pss_mb(pid: int) -> float:
     return memory(pid) / MIB
 
 
-def graders(job: Job, policy: Policy, stage: Path, output: int) -> NoReturn:
+def graders(job: SandboxJob, policy: Policy, stage: Path, output: int) -> NoReturn:
     """The forked child: pytest from the root of the repository, in an environment of its own making."""
     code = 70
     try:
@@ -192,10 +192,10 @@ def _sizes(folder: Path) -> Iterator[int]:
 def main() -> None:
     """Job as JSON on stdin, outcome as JSON on the last line of stdout."""
     prctl(PDEATHSIG, signal.SIGKILL)
-    job = Job(**json.load(sys.stdin))
+    job = SandboxJob(**json.load(sys.stdin))
     word = os.dup(1)
     os.dup2(2, 1)
-    outcome = Supervisor(job).run()
+    outcome = SandboxSupervisor(job).run()
     os.write(word, json.dumps(outcome).encode() + b"\n")
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from course.table import load_course
 from grader.report import Entry, as_dict, function_of
-from staff.grade.gradebook import Row
+from staff.grade.gradebook import GradedHandIn
 
 
 def entry(
@@ -18,7 +18,7 @@ def entry(
     return Entry(id, task, region, status, most if status == "passed" else 0, most, observed=observed, **fields)
 
 
-def row(*entries: Entry, name: str = "alice", output: Mapping[str, Any] | None = None, **run: Any) -> Row:
+def row(*entries: Entry, name: str = "alice", output: Mapping[str, Any] | None = None, **run: Any) -> GradedHandIn:
     report = {"submission": name, "sandbox": {}, "environment": {"python": "3.11", "seed": 55}}
     report |= as_dict(entries, load_course().bonus_tasks)
-    return Row(report, {"notes": [], "unreadable": False, "output": dict(output or {}), "flags": []} | run)
+    return GradedHandIn(report, {"notes": [], "unreadable": False, "output": dict(output or {}), "flags": []} | run)

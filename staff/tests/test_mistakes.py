@@ -10,9 +10,9 @@ import pytest
 from common.errors import InputError
 from common.paths import ROOT
 from staff import mistakes
-from staff.proofs.bank import Entry, apply, load_bank, load_file
-from staff.proofs.grading_pool import Graded, Result
-from staff.proofs.verdict import Verdict
+from staff.proofs.bank import BankEntry, apply, load_bank, load_file
+from staff.proofs.grading_pool import Graded, TestResult
+from staff.proofs.verdict import Judged
 
 TOP = 'task = "1"\nfile = "task1_single/run_glue.py"\n'
 ENTRIES = """
@@ -74,8 +74,8 @@ JUDGED = [  # kind, the tests that must fail, what the tests said; what is not a
 
 
 def judged(kind, fails, results):
-    entry = Entry(kind, "bank", "a name", "1", "a.py", {"1.2": "x = 2"}, fails=fails)
-    return Verdict(entry, Graded({test: Result(*outcome) for test, outcome in results.items()}))
+    entry = BankEntry(kind, "bank", "a name", "1", "a.py", {"1.2": "x = 2"}, fails=fails)
+    return Judged(entry, Graded({test: TestResult(*outcome) for test, outcome in results.items()}))
 
 
 @pytest.mark.parametrize(("kind", "fails", "results", "complaint"), JUDGED)
@@ -98,7 +98,7 @@ MISFITS = [
 @pytest.mark.parametrize(("bodies", "patch", "message"), MISFITS)
 def test_an_entry_that_does_not_fit_is_refused_by_name(bodies, patch, message):
     with pytest.raises(InputError, match=f"a name.*{message}"):
-        apply(Entry("mistakes", "bank", "a name", "1", "a.py", bodies, patch), SOLVED)
+        apply(BankEntry("mistakes", "bank", "a name", "1", "a.py", bodies, patch), SOLVED)
 
 
 ROWS = {

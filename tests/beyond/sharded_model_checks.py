@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from grader.arithmetic import Tolerance, norm
 from grader.compare import Expected, check
-from tests.beyond.sharded_model_shared import Message, ModelRun, Pass, Subject
+from tests.beyond.sharded_model_shared import BlockMessage, ModelRun, Pass, Subject
 from tests.beyond.toy_shared import BYTES, check_in_transit, once_in_bfloat16
 
 EACH_ONCE = (
@@ -57,7 +57,7 @@ def check_messages(run: ModelRun) -> None:
 
 
 def fail_at(
-    run: ModelRun, where: str, one: Pass, n: int, expected: list[Subject], messages: list[list[Message]]
+    run: ModelRun, where: str, one: Pass, n: int, expected: list[Subject], messages: list[list[BlockMessage]]
 ) -> None:
     """Fail: the messages after n keys are not those that are due. Name the likely cause."""
     got = [message.subject for message in messages[n]]

@@ -37,7 +37,7 @@ def bytes_of(parameters: Sequence[Tensor]) -> int:
     return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
 
 
-class Block(nn.Module):
+class ToyBlock(nn.Module):
     """A block of the toy."""
 
     def __init__(self, layers: Sequence[nn.Module], compute: Callable[[Tensor], Tensor]) -> None:
@@ -68,8 +68,8 @@ class BlocksToy(nn.Module):
         self.sharded: Any = None  # the student's model, once it is built
         self.notes: dict[str, Any] = {}
 
-    def _block(self, place: int, members: Sequence[int]) -> Block:
-        return Block([self.toy.layers[k] for k in members], lambda h: self.compute(place, h))
+    def _block(self, place: int, members: Sequence[int]) -> ToyBlock:
+        return ToyBlock([self.toy.layers[k] for k in members], lambda h: self.compute(place, h))
 
     def reached(self, key: str) -> None:
         """Note a key. Rank `late` goes on when all others have reached the next one, or have ended backward."""
@@ -159,8 +159,8 @@ class MeasuredModel(nn.Module):
         self.weights = nn.ParameterList([nn.Parameter(torch.ones(shape)) for _ in range(depth)])
         self.blocks = [self._block(i) for i in range(depth)]
 
-    def _block(self, i: int) -> Block:
-        return Block([nn.ParameterList([self.weights[i]])], lambda h: self.compute(i, h))
+    def _block(self, i: int) -> ToyBlock:
+        return ToyBlock([nn.ParameterList([self.weights[i]])], lambda h: self.compute(i, h))
 
     def forward(self, step: int) -> Tensor:
         self.step, h = step, self.root.sum()

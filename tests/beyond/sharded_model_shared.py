@@ -189,7 +189,7 @@ class Pass(NamedTuple):
     calls: list[list[Call]]
 
 
-class Message(NamedTuple):
+class BlockMessage(NamedTuple):
     """A call of a pass, and what it does."""
 
     subject: Subject
@@ -273,9 +273,9 @@ class ModelRun(OptimizerRun):
                 )
         return passes
 
-    def messages(self, rank: int, one: Pass) -> list[list[Message]]:
+    def messages(self, rank: int, one: Pass) -> list[list[BlockMessage]]:
         """Return what each call of a pass does. Fail for one that neither gathers nor sends."""
-        return [[Message(self._subject(rank, one, call), call) for call in calls] for calls in one.calls]
+        return [[BlockMessage(self._subject(rank, one, call), call) for call in calls] for calls in one.calls]
 
     def _subject(self, rank: int, one: Pass, call: Call) -> Subject:
         """Return whether a call gathers or sends, and which piece; fail if it does neither."""

@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # what a function finds in a rank
     from tests.beyond.toy_in_rank import Toy, run_backward
 
 
-class Sharded:
+class ShardedToy:
     """A toy and the student's ShardedOptimizer for it.
 
     Arguments: those of the toy, blocks (lists of parameters), stage, optimizer (a name of torch.optim), its options,

@@ -15,7 +15,7 @@ from grader.compare import Expected
 from grader.grading import Grade
 from grader.in_rank import in_rank, run_alone
 from grader.wire import drawn
-from tests.beyond.tensor_shared import Cut
+from tests.beyond.tensor_shared import TensorCut
 
 if TYPE_CHECKING:  # what a function finds in a rank
     from grader.inside.tools import Context, copy_of, torch
@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # what a function finds in a rank
 IN_RANK = "tests/beyond/stages_in_rank.py"
 MODELS = ("scripts", "steps", "models")
 VOCABULARY, POSITIONS, TOKENS = 11, 6, 5
-CUT = Cut(
+CUT = TensorCut(
     8, 2, 6,
     ((0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19), (4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23)),
     ((0, 1, 2, 3), (4, 5, 6, 7)), ((0, 1, 2), (3, 4, 5)),
@@ -50,7 +50,7 @@ def on_one_worker(context: Context, _lesson: Any, inputs: Any) -> Any:
     return {"steps": steps, "parameters": {name: copy_of(value) for name, value in model.named_parameters()}}
 
 
-class Part(NamedTuple):
+class StagePart(NamedTuple):
     """One rank's part of the model: a stage, and a slice of each block's matrices (member None: whole matrices)."""
 
     stage: int
@@ -94,7 +94,7 @@ class Model:
         whole = {"weights": self.weights, "tokens": self.tokens}
         (self.right,) = run_alone(grade, on_one_worker, [whole], **self.arguments)
 
-    def inputs(self, part: Part, rank: int, rows: slice = slice(None)) -> dict[str, Any]:
+    def inputs(self, part: StagePart, rank: int, rows: slice = slice(None)) -> dict[str, Any]:
         """Return the inputs of one rank: its part of the weights, and its rows of every batch."""
         noise, weights = drawn.generator(self.grade.seed, 52, self.blocks, rank), dict[str, np.ndarray]()
         for name, value in self.weights.items():
@@ -103,7 +103,7 @@ class Model:
                 weights[name][part.place(name)] = value[part.place(name)]
         return {"weights": weights, "tokens": [tokens[rows].copy() for tokens in self.tokens]}
 
-    def expected(self, part: Part, arrays: Mapping[str, np.ndarray]) -> dict[str, Expected]:
+    def expected(self, part: StagePart, arrays: Mapping[str, np.ndarray]) -> dict[str, Expected]:
         """Expect a rank's part of the whole model's gradients or parameters."""
         return {
             name: Expected(array[part.place(name)], tolerance=ROUNDING)

@@ -43,7 +43,7 @@ SLICED = {  # parameter -> the axis along which it is cut, and the field of Cut 
 
 
 @dataclass(frozen=True)
-class Cut:
+class TensorCut:
     """A block of GPT-2 that is cut for a group: each member's columns of c_attn, rows of the attention's c_proj, and
     columns of c_fc."""
 

@@ -15,7 +15,7 @@ from grader.in_rank import in_rank, run, run_to_any_end
 from grader.ranks.outcome import Result
 from grader.ranks.phrases import short
 from grader.wire import drawn
-from tests.beyond.stages_shared import IN_RANK, MODELS, Model, Part, number
+from tests.beyond.stages_shared import IN_RANK, MODELS, Model, StagePart, number
 
 if TYPE_CHECKING:  # what a function finds in a rank
     from grader.inside.tools import Context, copy_of, dist, torch
@@ -238,7 +238,7 @@ def check_training(grade: Grade, sizes: Sizes) -> None:
     """Check two steps of OnGrid: losses, norms, gradients, and the parameters at the end."""
     pipeline, data, tensor = sizes
     model, rows = Model(grade, 2, BATCH, LIMITS, rate=0.5, momentum=0.9), BATCH // data
-    parts = [Part(stage, pipeline, t if tensor > 1 else None) for stage, _, t in PLACES[sizes]]
+    parts = [StagePart(stage, pipeline, t if tensor > 1 else None) for stage, _, t in PLACES[sizes]]
     inputs = [
         model.inputs(part, rank, slice(d * rows, (d + 1) * rows))
         for rank, (part, (_, d, _)) in enumerate(zip(parts, PLACES[sizes], strict=True))

@@ -21,7 +21,7 @@ from grader.ranks.calls import Call
 from grader.ranks.outcome import Result
 from grader.ranks.phrases import short
 from grader.wire import drawn
-from tests.beyond.stages_shared import IN_RANK, MODELS, Model, Part, number
+from tests.beyond.stages_shared import IN_RANK, MODELS, Model, StagePart, number
 
 if TYPE_CHECKING:  # what a function finds in a rank
     from grader.inside.tools import Context, copy_of, dist
@@ -205,7 +205,7 @@ def check_pipeline(grade: Grade, setting: Setting) -> None:
     """Check two steps on real ranks: the values of one worker, and no more micro-batches alive than the lesson says."""
     n, m, _ = setting
     model = Model(grade, max(n, 2), m * setting.examples, limits=[1e9, 1e9])
-    parts = [Part(stage, n) for stage in range(n)]
+    parts = [StagePart(stage, n) for stage in range(n)]
     inputs = [model.inputs(part, stage) for stage, part in enumerate(parts)]
     where = f"micro_batches={m}, stages={n}"
     result = run(grade, steps_of_a_pipeline, inputs, where=f"{where}: ", micro_batches=m, **model.arguments)

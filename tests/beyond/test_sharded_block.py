@@ -49,7 +49,7 @@ SMALL = (
 LARGE = block_of([[640, 1024]])
 
 
-class Step(NamedTuple):
+class BlockStep(NamedTuple):
     """What a rank does with a block: how many gathers it must start, and the advice if it does not.
 
     is_whole, gathering: the block's attributes afterwards; None: they are not checked after this step.
@@ -63,14 +63,14 @@ class Step(NamedTuple):
 
 
 STEPS = (
-    Step("__init__", 0, "__init__ keeps a shard of local values: do not communicate", False),
-    Step("start_gather", 1, "start_gather must start one all_gather", False, True),
-    Step("start_gather again", 0, "a gather is in transit already: start_gather must do nothing"),
-    Step("wait", 0, "the gather has been started: wait() must only wait for it", True),
-    Step("start_gather and wait of a whole block", 0, "the block is whole: start_gather and wait must do nothing"),
-    Step("free", 0, "free must send nothing", False),
-    Step("wait without start_gather", 1, "wait must start the gather if it has not been started", True),
-    Step("free again", 0, "free must send nothing", False),
+    BlockStep("__init__", 0, "__init__ keeps a shard of local values: do not communicate", False),
+    BlockStep("start_gather", 1, "start_gather must start one all_gather", False, True),
+    BlockStep("start_gather again", 0, "a gather is in transit already: start_gather must do nothing"),
+    BlockStep("wait", 0, "the gather has been started: wait() must only wait for it", True),
+    BlockStep("start_gather and wait of a whole block", 0, "the block is whole: start_gather and wait must do nothing"),
+    BlockStep("free", 0, "free must send nothing", False),
+    BlockStep("wait without start_gather", 1, "wait must start the gather if it has not been started", True),
+    BlockStep("free again", 0, "free must send nothing", False),
 )
 
 
@@ -190,7 +190,7 @@ def check_shard(run: BlockRun) -> None:
         check_state(run, rank, STEPS[0])
 
 
-def check_state(run: BlockRun, rank: int, step: Step) -> None:
+def check_state(run: BlockRun, rank: int, step: BlockStep) -> None:
     """Check the size of the memory and the attributes after a step."""
     if step.is_whole is None:
         return

@@ -20,7 +20,7 @@ from tests.beyond.toy_shared import BYTES, MicroBatch, Send, check_in_transit, c
 
 if TYPE_CHECKING:  # what a function finds in a rank
     from grader.inside.tools import Context
-    from tests.beyond.sharded_optimizer_in_rank import Sharded, described
+    from tests.beyond.sharded_optimizer_in_rank import ShardedToy, described
 
 graded = pytest.mark.graded
 CRASHES = toy_shared.CRASHES
@@ -32,7 +32,7 @@ CRASHES = toy_shared.CRASHES
 @in_rank(uses=[TOY, SHARDED], preload=("steps",))
 def run_backwards(context: Context, lesson: Any, inputs: Any) -> Any:
     """Return the shards, whether each is a view of flat.values, and the gradients after every finish()."""
-    sharded = Sharded(context, lesson, inputs)
+    sharded = ShardedToy(context, lesson, inputs)
     shards = described("shard", [shard.values for shard in sharded.shards()])
     for i, bucket in enumerate(sharded.optimizer.buckets):
         whole, own = bucket.flat.values.untyped_storage(), bucket.shard.values.untyped_storage()

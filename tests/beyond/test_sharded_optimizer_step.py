@@ -23,7 +23,7 @@ from tests.beyond.toy_shared import check_together, is_message, once_in_bfloat16
 
 if TYPE_CHECKING:  # what a function finds in a rank
     from grader.inside.tools import Context, Tensor, copy_of, nn, torch
-    from tests.beyond.sharded_optimizer_in_rank import Sharded, described
+    from tests.beyond.sharded_optimizer_in_rank import ShardedToy, described
 
 graded = pytest.mark.graded
 CRASHES = toy_shared.CRASHES
@@ -49,7 +49,7 @@ GATHERED = replace(shared.LARGE, options=MOMENTUM)
 @in_rank(uses=[TOY, SHARDED], preload=("steps",))
 def clip(context: Context, lesson: Any, inputs: Any) -> Any:
     """Yield the norm that clip() returns in each case, and the gradients of the shards afterwards."""
-    sharded = Sharded(context, lesson, inputs)
+    sharded = ShardedToy(context, lesson, inputs)
     for limit, gradients in zip(context.arguments["max_norms"], inputs["shards"], strict=True):
         for shard, gradient in zip(sharded.shards(), gradients, strict=True):
             shard.gradient = gradient.clone()
@@ -65,7 +65,7 @@ def clip(context: Context, lesson: Any, inputs: Any) -> Any:
 @in_rank(uses=[TOY, SHARDED], preload=("steps",))
 def take_steps(context: Context, lesson: Any, inputs: Any) -> Any:
     """Yield the parameters and the shards after each whole step."""
-    sharded = Sharded(context, lesson, inputs)
+    sharded = ShardedToy(context, lesson, inputs)
     for step, limit in enumerate(context.arguments["limits"]):
         for _ in sharded.run_step(step):
             pass

@@ -18,7 +18,7 @@ from grader.compare import Expected, check
 from grader.grading import Grade
 from grader.in_rank import in_rank, run, run_alone
 from grader.wire import drawn
-from tests.beyond.tensor_shared import HINTS, ONE, PAIRS, SLICED, THREE, TWO, Cut, Ranks, check_groups
+from tests.beyond.tensor_shared import HINTS, ONE, PAIRS, SLICED, THREE, TWO, Ranks, TensorCut, check_groups
 
 if TYPE_CHECKING:  # what a function finds in a rank
     from grader.inside.tools import Context, Tensor, copy_of, dtype_of, own_group, torch
@@ -46,22 +46,22 @@ COLUMNS: tuple[tuple[int, list[int], int, list[int]], ...] = (  # width, heads, 
     (5, [0], 5, [*range(15)]),
 )
 BLOCKS = (
-    (TWO, Cut(
+    (TWO, TensorCut(
         8, 4, 6,
         ((0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19), (4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23)),
         ((0, 1, 2, 3), (4, 5, 6, 7)), ((0, 1, 2), (3, 4, 5)),
     )),
-    (PAIRS, Cut(  # a head is twice as wide
+    (PAIRS, TensorCut(  # a head is twice as wide
         8, 2, 8,
         ((0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19), (4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23)),
         ((0, 1, 2, 3), (4, 5, 6, 7)), ((0, 1, 2, 3), (4, 5, 6, 7)),
     )),
-    (THREE, Cut(
+    (THREE, TensorCut(
         6, 3, 6,
         ((0, 1, 6, 7, 12, 13), (2, 3, 8, 9, 14, 15), (4, 5, 10, 11, 16, 17)),
         ((0, 1), (2, 3), (4, 5)), ((0, 1), (2, 3), (4, 5)),
     )),
-    (ONE, Cut(4, 2, 5, (tuple(range(12)),), ((0, 1, 2, 3),), ((0, 1, 2, 3, 4),))),
+    (ONE, TensorCut(4, 2, 5, (tuple(range(12)),), ((0, 1, 2, 3),), ((0, 1, 2, 3, 4),))),
 )  # fmt: skip
 
 
@@ -166,7 +166,7 @@ def check_columns(grade: Grade) -> None:
 class BlockRun:
     """One run of a cut block, with what is right for each rank."""
 
-    def __init__(self, grade: Grade, ranks: Ranks, cut: Cut, dropout: tuple[float, float] = NO_DROPOUT) -> None:
+    def __init__(self, grade: Grade, ranks: Ranks, cut: TensorCut, dropout: tuple[float, float] = NO_DROPOUT) -> None:
         self.grade, self.ranks, self.cut, self.dropout = grade, ranks, cut, dropout
         self.arguments: dict[str, Any] = {"sizes": (cut.width, cut.heads, cut.inner), "dropout": dropout}
         self.of_group = {group: self._draw(group) for group in map(ranks.among, range(ranks.count))}

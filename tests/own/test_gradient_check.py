@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from common.gradient_check import RIGHT, Part, describe
+from common.gradient_check import RIGHT, ParameterPart, describe
 
 SHAPES = {"a.weight": 40, "a.bias": 5, "b.weight": 30, "b.bias": 5}
 
@@ -25,6 +25,6 @@ def test_the_factor_the_parameters_and_the_cause_are_named(change, words):
     for k, (name, size) in enumerate(SHAPES.items()):
         own, other = (torch.randn(size, generator=generator) for _ in range(2))
         expected = (own.double() + other.double()) / 2
-        parts.append(Part(name, change(own.double(), expected, k), expected, own))
+        parts.append(ParameterPart(name, change(own.double(), expected, k), expected, own))
 
     assert describe(parts, world_size=2).startswith(words)

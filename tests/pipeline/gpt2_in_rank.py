@@ -14,7 +14,7 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 if TYPE_CHECKING:  # what it finds in a rank
-    from tests.pipeline.pipe_in_rank import Watch
+    from tests.pipeline.pipe_in_rank import PipeWatch
 
 RATE = 0.1  # of the SGD between two steps
 
@@ -79,7 +79,7 @@ def watch_blocks(event: Callable[..., None], blocks: list[Any]) -> None:
         block.register_forward_pre_hook(watched(number), with_kwargs=True)
 
 
-def let_meet(watch: Watch, blocks: list[Any], arguments: Any) -> Callable[[int], None]:
+def let_meet(watch: PipeWatch, blocks: list[Any], arguments: Any) -> Callable[[int], None]:
     """Let the first block of every partition wait for its group. Returns begin(step), to be called before each step."""
     calls = Counter[int]()
 

@@ -73,7 +73,7 @@ def live_tensors() -> int:
     return sum(isinstance(one, Tensor) for one in gc.get_objects())
 
 
-class Watch:
+class PipeWatch:
     """All that is watched in one pipe.
 
     groups: places that must be computed at the same time; slow: the first looks for a result find none.
@@ -179,7 +179,7 @@ class WatchedStage(nn.Module):
     compute: what it does with x; its parameters, if it has some, are those of this layer.
     """
 
-    def __init__(self, watch: Watch, partition: int, compute: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, watch: PipeWatch, partition: int, compute: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
         self.watch, self.partition, self.compute = watch, partition, compute
         self.error: BaseException | None = None  # what is raised instead of computing
@@ -204,7 +204,7 @@ class WatchedStage(nn.Module):
 class WatchedTask:
     """Replaces a Task in a worker, and counts it when it is done."""
 
-    def __init__(self, watch: Watch, task: Any, worker: int) -> None:
+    def __init__(self, watch: PipeWatch, task: Any, worker: int) -> None:
         self._watch, self._task, self._worker = watch, task, worker
 
     def compute(self) -> Any:
@@ -222,7 +222,7 @@ class WatchedQueue:
     So a task that reads the variables of a loop when it runs never finds the values it was created with by luck.
     """
 
-    def __init__(self, original: Any, number: int, watch: Watch, held: list) -> None:
+    def __init__(self, original: Any, number: int, watch: PipeWatch, held: list) -> None:
         self._original, self._number, self._watch, self._held = original, number, watch, held
 
     def _release(self) -> None:
@@ -272,7 +272,7 @@ class WatchedOutQueue(WatchedQueue):
         return not self._watch.look(self._number)
 
 
-def watch_queues(pipe: Any, watch: Watch) -> None:
+def watch_queues(pipe: Any, watch: PipeWatch) -> None:
     """Put a watched queue in front of every queue of a pipe."""
     held: list = []
     pipe.in_queues = [WatchedInQueue(queue, j, watch, held) for j, queue in enumerate(pipe.in_queues)]

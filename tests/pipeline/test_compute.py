@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # what a function finds in a rank
     import threading
 
     from grader.inside.tools import Context, copy_of, nn, torch
-    from tests.pipeline.pipe_in_rank import NeverArrives, Watch, WatchedStage, watch_queues
+    from tests.pipeline.pipe_in_rank import NeverArrives, PipeWatch, WatchedStage, watch_queues
 
 graded = pytest.mark.graded
 CRASHES = shared.CRASHES
@@ -47,7 +47,7 @@ def watched_pipe(context: Any, lesson: Any) -> tuple[Any, list[Any]]:
     """
     arguments = context.arguments
     meet, slow, reshape = (arguments.get(name, False) for name in ("meet", "slow", "reshape"))
-    watch = Watch(context, arguments["cycles"] if meet else (), slow)
+    watch = PipeWatch(context, arguments["cycles"] if meet else (), slow)
 
     def computation(j: int) -> Any:
         def compute(x: Any) -> Any:

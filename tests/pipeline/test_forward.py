@@ -140,7 +140,7 @@ def forward(context: Context, lesson: Any, inputs: Any) -> Any:
 # --- what is judged ---
 
 
-class Call(NamedTuple):
+class ForwardCall(NamedTuple):
     """One call of forward. `got`: what the rank returned, and the arguments of the stand-ins."""
 
     setting: Setting
@@ -154,14 +154,14 @@ class Call(NamedTuple):
         return f"a batch of shape {self.batch.shape} with split_size={self.setting.split_size}: "
 
 
-def calls(grade: Grade, *groups: Sequence[Setting]) -> Iterator[Call]:
+def calls(grade: Grade, *groups: Sequence[Setting]) -> Iterator[ForwardCall]:
     """Yield every call of every setting. A group of settings is one run, which leaves nothing to judge if one crashes:
     so the simple setting comes first, alone."""
     for settings in (SIMPLE, *groups):
         yield from calls_of(grade, settings)
 
 
-def calls_of(grade: Grade, settings: Sequence[Setting], last: str = "cpu") -> Iterator[Call]:
+def calls_of(grade: Grade, settings: Sequence[Setting], last: str = "cpu") -> Iterator[ForwardCall]:
     draw, inputs = np.random.default_rng([grade.seed, len(settings)]), list[dict[str, Any]]()
     for setting in settings:
         batches = [draw.normal(size=(size, *setting.features)) for size in setting.sizes]
@@ -181,7 +181,7 @@ def calls_of(grade: Grade, settings: Sequence[Setting], last: str = "cpu") -> It
             outputs: list[Any] = parts
             for j in range(setting.partitions):
                 outputs = [numbers["factors"][i, j] * x + numbers["shifts"][i, j] for i, x in enumerate(outputs)]
-            yield Call(setting, batch, parts, [reshaped(x, setting.shape) for x in outputs], next(all_got))
+            yield ForwardCall(setting, batch, parts, [reshaped(x, setting.shape) for x in outputs], next(all_got))
 
 
 def reshaped(made: np.ndarray, shape: str) -> np.ndarray:

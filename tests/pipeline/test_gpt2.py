@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # what a function finds in a rank
     from tests.pipeline.gpt2_in_rank import (  # isort: skip
         SimpleNamespace, config_of, described, let_meet, names_of, plain_gpt2, steps_of, watch_blocks,
     )  # fmt: skip
-    from tests.pipeline.pipe_in_rank import NeverArrives, Watch, give_schedule, watch_queues
+    from tests.pipeline.pipe_in_rank import NeverArrives, PipeWatch, give_schedule, watch_queues
 
 graded = pytest.mark.graded
 IN_RANK = [shared.IN_RANK, "tests/pipeline/gpt2_in_rank.py"]
@@ -69,7 +69,7 @@ def spread(context: Context, lesson: Any, inputs: Any) -> Any:
     if not arguments["train"]:
         return report
     piped = bool(arguments["split_sizes"])
-    watch = Watch(context, arguments["groups"] if piped else ())
+    watch = PipeWatch(context, arguments["groups"] if piped else ())
     begin = let_meet(watch, blocks if piped else [], arguments)
     if hasattr(pipe, "in_queues"):
         watch_queues(pipe, watch)

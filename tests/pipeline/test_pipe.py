@@ -18,7 +18,14 @@ from tests.pipeline.pipe_shared import IN_RANK, Watched, split_sizes
 
 if TYPE_CHECKING:  # what a function finds in a rank
     from grader.inside.tools import Context, copy_of, nn, torch
-    from tests.pipeline.pipe_in_rank import NeverArrives, Watch, WatchedStage, give_schedule, live_tensors, watch_queues
+    from tests.pipeline.pipe_in_rank import (
+        NeverArrives,
+        PipeWatch,
+        WatchedStage,
+        give_schedule,
+        live_tensors,
+        watch_queues,
+    )
 
 graded = pytest.mark.graded
 CRASHES = shared.CRASHES
@@ -68,7 +75,7 @@ def pipe(context: Context, lesson: Any, inputs: Any) -> Any:
         return values | {"x": x.grad}
 
     layers = [layer_of(*pair) for pair in zip(inputs["weights"], inputs["biases"], strict=True)]
-    watch = Watch(context, context.arguments["meet"])
+    watch = PipeWatch(context, context.arguments["meet"])
     stages = [WatchedStage(watch, j, layer) for j, layer in enumerate(layers)]
     labelled = nn.Sequential(*(WithDevice(stage, f"cpu:{j}") for j, stage in enumerate(stages)))
     give_schedule(lesson, context.arguments["given"])

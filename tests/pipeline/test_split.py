@@ -97,7 +97,7 @@ def split(context: Context, lesson: Any, inputs: Any) -> Any:
 
 
 @dataclass
-class Case:
+class SplitCase:
     """A model, how it must be cut, and the numbers of the layers without a device."""
 
     layers: list[Layer]
@@ -121,17 +121,17 @@ def nest(*layers: Layer, label: str = "") -> Layer:
 A, B, NOWHERE = layer(label="cpu:0"), layer(label="cpu:1"), layer("")
 
 
-def case(*partitions: tuple[str, Sequence[Layer]]) -> Case:
+def case(*partitions: tuple[str, Sequence[Layer]]) -> SplitCase:
     """Return a flat model of these partitions: a device, and the layers that belong there."""
     layers: list[Layer] = []
     places: list[Place] = []
     for device, own in partitions:
         places.append((device, [*range(len(layers), len(layers) + len(own))]))
         layers += own
-    return Case(layers, places, {number for number, one in enumerate(layers) if one == NOWHERE})
+    return SplitCase(layers, places, {number for number, one in enumerate(layers) if one == NOWHERE})
 
 
-def labelled(*partitions: tuple[str, int]) -> Case:
+def labelled(*partitions: tuple[str, int]) -> SplitCase:
     """Return a flat model of (device, count): each partition has `count` layers with the label of its device."""
     return case(*((device, [layer(label=device)] * count) for device, count in partitions))
 
@@ -139,7 +139,7 @@ def labelled(*partitions: tuple[str, int]) -> Case:
 # --- known mistakes ---
 
 
-def cause_of(one: Case, got: list[Place]) -> str:
+def cause_of(one: SplitCase, got: list[Place]) -> str:
     """Return the known mistake that gives these partitions, or what is wrong with them."""
     wanted = [number for _, numbers in one.places for number in numbers]
     layers: list[Any] = [number for _, numbers in got for number in numbers]
@@ -182,7 +182,7 @@ def cause_of(one: Case, got: list[Place]) -> str:
     return "start a new partition where the device changes, and only there"
 
 
-def cause_of_missing(missing: list[int], one: Case) -> str:
+def cause_of_missing(missing: list[int], one: SplitCase) -> str:
     number = missing[0]
     if set(missing) <= one.no_device:
         return f"layer {number} has no device and is in no partition: {rule_without_device(number, one)}"
@@ -193,19 +193,19 @@ def cause_of_missing(missing: list[int], one: Case) -> str:
     return f"layer {number}{where} is in no partition: every layer belongs to one"
 
 
-def rule_without_device(number: int, one: Case) -> str:
+def rule_without_device(number: int, one: SplitCase) -> str:
     """Return where a layer without a device belongs."""
     at_the_start = set(range(number)) <= one.no_device
     where = "after it, since there is none before it" if at_the_start else "before it"
     return f"a layer without a device joins the partition of the layer {where}"
 
 
-def layers_with_device(one: Case, places: Sequence[Place]) -> list[list[int]]:
+def layers_with_device(one: SplitCase, places: Sequence[Place]) -> list[list[int]]:
     """Return the partitions without the layers that have no device."""
     return [kept for _, numbers in places if (kept := [number for number in numbers if number not in one.no_device])]
 
 
-def cause_of_misplaced(one: Case, got: list[Place]) -> str:
+def cause_of_misplaced(one: SplitCase, got: list[Place]) -> str:
     """Say where layers without a device are, if all other layers are where they belong."""
     alone = [number for _, numbers in got if set(numbers) <= one.no_device for number in numbers]
     if alone and len(one.places) < len(got):
@@ -220,7 +220,7 @@ def cause_of_misplaced(one: Case, got: list[Place]) -> str:
 # --- what is judged ---
 
 
-def check_cases(grade: Grade, cases: list[Case]) -> None:
+def check_cases(grade: Grade, cases: list[SplitCase]) -> None:
     """Check how each model is cut, and that a second call cuts it in the same way."""
     (results,) = run(grade, split, [None], models=[one.layers for one in cases]).values
     for one, result in zip(cases, results, strict=True):
@@ -305,10 +305,10 @@ def test_a_layer_without_parameters_joins_its_neighbour(grade: Grade) -> None:
 def test_nested_sequentials_are_opened(grade: Grade) -> None:
     """A label on an inner layer takes precedence over one on the Sequential around it."""
     cases = [
-        Case([nest(A, B), B], [("cpu:0", [0]), ("cpu:1", [1, 2])]),
-        Case([A, nest(nest(B), A)], [("cpu:0", [0]), ("cpu:1", [1]), ("cpu:0", [2])]),
-        Case([nest(layer(), B, label="cpu:0"), B], [("cpu:0", [0]), ("cpu:1", [1, 2])]),
-        Case([nest(layer(), nest(NOWHERE), label="cpu:1"), nest(A)], [("cpu:1", [0, 1]), ("cpu:0", [2])]),
+        SplitCase([nest(A, B), B], [("cpu:0", [0]), ("cpu:1", [1, 2])]),
+        SplitCase([A, nest(nest(B), A)], [("cpu:0", [0]), ("cpu:1", [1]), ("cpu:0", [2])]),
+        SplitCase([nest(layer(), B, label="cpu:0"), B], [("cpu:0", [0]), ("cpu:1", [1, 2])]),
+        SplitCase([nest(layer(), nest(NOWHERE), label="cpu:1"), nest(A)], [("cpu:1", [0, 1]), ("cpu:0", [2])]),
     ]
     check_cases(grade, cases)
 

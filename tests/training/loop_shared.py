@@ -73,7 +73,7 @@ class Batch:
 
 
 @dataclass
-class Step:
+class OptimizerStep:
     """What a rank did up to one step of its optimizer; `data` and `where` are those of the step itself."""
 
     batches: list[Batch] = field(default_factory=list)
@@ -99,11 +99,11 @@ class Evaluation:
 
 
 @dataclass
-class Trace:
+class TrainingTrace:
     """What one rank did in train(). unfinished: the events after the last complete step."""
 
-    steps: list[Step] = field(default_factory=list)
-    unfinished: Step = field(default_factory=Step)
+    steps: list[OptimizerStep] = field(default_factory=list)
+    unfinished: OptimizerStep = field(default_factory=OptimizerStep)
     evaluations: list[Evaluation] = field(default_factory=list)
     losses: list[dict[str, Any]] = field(default_factory=list)
     events: dict[str, list[Event]] = field(default_factory=dict)  # all others, by name
@@ -113,16 +113,16 @@ class Trace:
         return [batch for step in [*self.steps, self.unfinished] for batch in step.batches]
 
 
-def read(rank: RankResult, train: int) -> Trace:
+def read(rank: RankResult, train: int) -> TrainingTrace:
     """Return the trace of a rank. A batch is an evaluation if it runs without gradients, or if all its examples are of
     the dev set: those from number `train` on."""
-    trace, evaluation = Trace(), None
+    trace, evaluation = TrainingTrace(), None
     for event in rank.events:
         step, data = trace.unfinished, event.data
         if isinstance(event, Call):
             step.calls.append(event)
         elif event.name == "begin":
-            trace.unfinished = Step()
+            trace.unfinished = OptimizerStep()
         elif event.name == "forward":
             examples = [small_models.number(token) for token in data["first"]]
             if data["grad"] and any(number < train for number in examples):
@@ -151,7 +151,7 @@ def read(rank: RankResult, train: int) -> Trace:
                 step.data, step.where = data, event.where
         elif event.name == "stepped":
             trace.steps.append(step)
-            trace.unfinished = Step()
+            trace.unfinished = OptimizerStep()
         elif event.name == "loss":
             trace.losses.append(data)
         else:
@@ -301,7 +301,7 @@ def must_step(training: Training, at_least: int = 1) -> None:
         raise training.grade.lacking(training.result, message)
 
 
-def must_have_batches(training: Training, steps: Iterable[Step]) -> None:
+def must_have_batches(training: Training, steps: Iterable[OptimizerStep]) -> None:
     """Fail if a step has no batch of its own."""
     for step in steps:
         if not step.examples and step.uses_dev_set:

@@ -19,7 +19,16 @@ from tests.gradients import test_averaging as averaging
 from tests.training import loop_shared as loop
 from tests.training import reference
 from tests.training import test_sampling as sampling
-from tests.training.loop_shared import CLIP, Batch, Evaluation, Step, Training, must_have_batches, must_step, tolerance
+from tests.training.loop_shared import (
+    CLIP,
+    Batch,
+    Evaluation,
+    OptimizerStep,
+    Training,
+    must_have_batches,
+    must_step,
+    tolerance,
+)
 
 graded = pytest.mark.graded
 CRASHES = loop.CRASHES
@@ -108,7 +117,7 @@ def test_every_batch_has_a_gradient_of_its_own(grade: Grade) -> None:
 # --- 1.3: a step for every batch; the rules that hold on several workers, too ---
 
 
-def must_not_clip(training: Training, step: Step) -> None:
+def must_not_clip(training: Training, step: OptimizerStep) -> None:
     """Fail if clip_grad_norm_ has another limit than --max_grad_norm, which the provided line passes."""
     for clip in step.clips:
         limit = clip.data["limit"]
