@@ -19,7 +19,7 @@ from grader.ranks.outcome import Result
 from grader.wire import drawn
 from tests.beyond import sharded_optimizer_shared as shared
 from tests.beyond import toy_shared
-from tests.beyond.sharded_optimizer_shared import SHARDED, TOY, OptimizerRun, Setting, bucket_of
+from tests.beyond.sharded_optimizer_shared import SHARDED, TOY, OptimizerRun, ShardSetting, bucket_of
 from tests.beyond.toy_shared import Arrays, Uses, is_message
 
 if TYPE_CHECKING:  # what a function finds in a rank
@@ -101,7 +101,7 @@ def train(context: Context, lesson: Any, inputs: Any) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelSetting(Setting):
+class ModelSetting(ShardSetting):
     """A model of blocks, and its steps; every micro-batch uses the same parameters.
 
     places: for each use, a block, or the root before (-1) or after the blocks; evaluate: the steps after which the

@@ -44,7 +44,7 @@ HINTS = {  # torch's words -> what they mean here
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting(ToySetting):
+class ShardSetting(ToySetting):
     """A toy and its blocks. A parameter in several blocks, or in none, belongs to the root.
 
     late: the rank that is one gradient behind; limits: the clipping limit of each step (empty: no clipping).
@@ -96,7 +96,7 @@ class Setting(ToySetting):
 
 
 # The root (5, 6) is used first and last. Buckets: 4 3 | 0 2 1 | 6 5; 17, 28 and 17 elements, so some shards are padded.
-PLAIN = Setting(
+PLAIN = ShardSetting(
     shapes=[[3, 4], [4], [2, 3, 2], [5], [4, 3], [7], [2, 5]],
     blocks=[[0, 1, 2], [3, 4]],
     uses=[[[[5, 0, 1, 2, 3, 4, 6]]]],
@@ -111,7 +111,7 @@ CROSSED = replace(
 )
 # 0 is tied, in no block, used first and last; 6 is in two blocks; 3 and 9 are frozen; 5 is never used, block 3 in some
 # steps, and 4 by some ranks. Block 4 has nothing to train.
-ODD = Setting(
+ODD = ShardSetting(
     shapes=[[4, 3], [4], [2, 2], [5], [3, 5], [6], [7], [3, 3], [2, 2], [3]],
     blocks=[[1, 2], [3, 4, 5, 6], [6, 7], [8], [9]],
     uses=[
@@ -123,9 +123,9 @@ ODD = Setting(
     tied=0,
 )
 # A bucket of 2.6 MB, in which a shard begins and ends inside a matrix, beside some bytes.
-LARGE = Setting(shapes=[[3], [640, 1024], [5]], blocks=[[0, 1]], uses=[[[[2, 0, 1]]]])
+LARGE = ShardSetting(shapes=[[3], [640, 1024], [5]], blocks=[[0, 1]], uses=[[[[2, 0, 1]]]])
 # One block in bfloat16: its sum over the ranks, and over two micro-batches, needs float32.
-HALF = Setting(
+HALF = ShardSetting(
     shapes=[[60, 40], [9], [5], [3, 4]],
     blocks=[[0, 1], [2, 3]],
     uses=[[[[0, 1, 2, 3]], [[0, 1, 3, 2]]], [[[0, 1, 2, 3]]]],
@@ -151,7 +151,7 @@ class OptimizerRun:
     hints, part = HINTS, "bucket"  # part: what messages call a bucket
     why_stuck = staticmethod(why_backward_is_stuck)
 
-    def __init__(self, grade: Grade, ranks: int, setting: Setting, function: RankFunction) -> None:
+    def __init__(self, grade: Grade, ranks: int, setting: ShardSetting, function: RankFunction) -> None:
         self.grade, self.ranks, self.setting, self.buckets = grade, ranks, setting, setting.buckets()
         self.initial = setting.initial(grade.seed)
         given = draw(grade.seed, ranks, setting)

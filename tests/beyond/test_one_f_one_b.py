@@ -190,7 +190,7 @@ def check_rules(grade: Grade, *rules: Rule) -> None:
 # --- a pipeline of real ranks ---
 
 
-class Setting(NamedTuple):
+class ScheduleSetting(NamedTuple):
     """A pipeline: its stages, micro-batches in a batch, and examples in a micro-batch."""
 
     stages: int
@@ -198,10 +198,16 @@ class Setting(NamedTuple):
     examples: int = 2
 
 
-SETTINGS = (Setting(4, 6, 1), Setting(4, 3, 1), Setting(3, 3), Setting(1, 3), Setting(2, 1))
+SETTINGS = (
+    ScheduleSetting(4, 6, 1),
+    ScheduleSetting(4, 3, 1),
+    ScheduleSetting(3, 3),
+    ScheduleSetting(1, 3),
+    ScheduleSetting(2, 1),
+)
 
 
-def check_pipeline(grade: Grade, setting: Setting) -> None:
+def check_pipeline(grade: Grade, setting: ScheduleSetting) -> None:
     """Check two steps on real ranks: the values of one worker, and no more micro-batches alive than the lesson says."""
     n, m, _ = setting
     model = Model(grade, max(n, 2), m * setting.examples, limits=[1e9, 1e9])
@@ -219,7 +225,7 @@ def check_pipeline(grade: Grade, setting: Setting) -> None:
             check(grade, f"{at}, compared with one worker: ", got, expected, result)
 
 
-def check_alive(grade: Grade, where: str, alive: int, setting: Setting, stage: int) -> None:
+def check_alive(grade: Grade, where: str, alive: int, setting: ScheduleSetting, stage: int) -> None:
     limit = min(setting.stages - stage, setting.micro_batches)
     if alive != limit:
         early = ": backward begins too early, so that the next stage has no work"
@@ -228,7 +234,7 @@ def check_alive(grade: Grade, where: str, alive: int, setting: Setting, stage: i
         grade.fail(f"{where}{alive} micro-batches are alive at once, expected {limit}{cause}")
 
 
-def check_messages(grade: Grade, where: str, result: Result, setting: Setting, stage: int, step: int) -> None:
+def check_messages(grade: Grade, where: str, result: Result, setting: ScheduleSetting, stage: int, step: int) -> None:
     """Check the same with the broker's calls: a student's code could change the runner's count in its own process."""
     if setting.stages == 1:
         return
@@ -270,5 +276,5 @@ def test_backward_begins_as_early_as_it_can_and_no_stage_waits_though_it_has_wor
 
 @graded("b.13")
 def test_a_pipeline_in_this_order_computes_what_one_worker_computes(grade: Grade) -> None:
-    for setting in (Setting(2, int(grade.draw.integers(5, 30))), *SETTINGS):
+    for setting in (ScheduleSetting(2, int(grade.draw.integers(5, 30))), *SETTINGS):
         check_pipeline(grade, setting)

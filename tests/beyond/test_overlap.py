@@ -47,7 +47,7 @@ REPLACED = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting(ToySetting):
+class OverlapSetting(ToySetting):
     """A toy, and the buckets that must be sent in each step (empty: not checked).
 
     late: for each step, the rank that begins its last backward when all others have ended, or None.
@@ -61,7 +61,7 @@ class Setting(ToySetting):
 
 
 # The gradients become ready as 5 4, 3 2 1, 0; in the first step buckets go by the reversed order of registration.
-PLAIN = Setting(
+PLAIN = OverlapSetting(
     shapes=[[3, 4], [4], [2, 3, 2], [1], [4, 3], [5]],  # 48, 16, 48, 4, 48 and 20 bytes: two buckets are exactly full
     uses=[[[[0, 1, 2, 3, 4, 5]]]],
     bucket_bytes=68,
@@ -77,7 +77,7 @@ CROSSED = replace(
     bucket_bytes=32,
     buckets=[[[5, 4], [3, 2], [1, 0]]],
 )
-TIED = Setting(  # 0 is used first and last, so it is complete at the end; 2 is frozen
+TIED = OverlapSetting(  # 0 is used first and last, so it is complete at the end; 2 is frozen
     shapes=[[4, 3], [4], [5], [2, 3]],
     uses=[[[[0, 1, 2, 3, 0]]]],
     bucket_bytes=40,
@@ -85,7 +85,7 @@ TIED = Setting(  # 0 is used first and last, so it is complete at the end; 2 is 
     frozen=[2],
     tied=0,
 )
-MIXED = Setting(  # 2.6 MB, more than a bucket holds, beside small ones of three dtypes
+MIXED = OverlapSetting(  # 2.6 MB, more than a bucket holds, beside small ones of three dtypes
     shapes=[[3], [640, 1024], [4], [2, 3], [16, 33]],
     uses=[[[[0, 1, 2, 3, 4]]]],
     bucket_bytes=10_000,
@@ -95,7 +95,7 @@ MIXED = Setting(  # 2.6 MB, more than a bucket holds, beside small ones of three
 TWICE = replace(PLAIN, uses=[[[[0, 1, 2, 3, 4, 5]], [[5, 3, 1, 0, 2, 4]]]])  # two micro-batches, the first without sync
 ALONE = replace(PLAIN, bucket_bytes=10_000, buckets=[[[5, 4, 3, 2, 1, 0]]])
 # 0 is tied, 3 frozen, 5 unused; 4 is used by rank 0 alone, and in the third step by the others alone.
-ODD = Setting(
+ODD = OverlapSetting(
     shapes=[[4, 3], [4], [2, 2], [5], [3, 5], [6], [7]],
     uses=[
         [[[0, 1, 2, 3, 4, 6, 0], [0, 1, 2, 3, 6, 0]]],
@@ -108,7 +108,7 @@ ODD = Setting(
     frozen=[3],
     tied=0,
 )
-ACCUMULATED = Setting(  # in the second step, no_sync ends with an exception, which must not keep it from sending
+ACCUMULATED = OverlapSetting(  # in the second step, no_sync ends with an exception, which must not keep it from sending
     shapes=[[3, 4], [4], [6], [2, 3]],
     uses=[[[[0, 1, 2, 3]], [[0, 1, 2, 3]]], [[[0, 1, 2, 3]], [[0, 2, 1, 3]], [[0, 1, 2, 3]]]],
     bucket_bytes=50,
@@ -116,7 +116,7 @@ ACCUMULATED = Setting(  # in the second step, no_sync ends with an exception, wh
     interrupted=[1],
 )
 # In the first step gradients become ready as 1 3 2 4 on rank 0, and in another order on other ranks; 0 is not used.
-LATER_STEPS = Setting(
+LATER_STEPS = OverlapSetting(
     shapes=[[4]] * 5,
     uses=[[[[4, 2, 3, 1], [1, 2, 3, 4]]], *[[[[4, 2, 3, 1], [4, 2, 1, 3]]]] * 2],
     bucket_bytes=32,
@@ -168,7 +168,7 @@ def reduce_gradients(context: Context, lesson: Any, inputs: Any) -> Any:
 class Reduced:
     """One run of a setting. own: the gradients that each rank has at the end of a step, [rank][step][parameter]."""
 
-    def __init__(self, grade: Grade, ranks: int, setting: Setting, finish: bool = True) -> None:
+    def __init__(self, grade: Grade, ranks: int, setting: OverlapSetting, finish: bool = True) -> None:
         self.grade, self.ranks, self.setting = grade, ranks, setting
         drawn = shared.draw(grade.seed, ranks, setting)
         self.computed = drawn.computed

@@ -17,7 +17,7 @@ from grader.ranks.outcome import Result
 from grader.wire import drawn
 from tests.beyond import sharded_optimizer_shared as shared
 from tests.beyond.sharded_model_shared import BLOCKS
-from tests.beyond.sharded_optimizer_shared import TOY, Setting
+from tests.beyond.sharded_optimizer_shared import TOY, ShardSetting
 from tests.beyond.toy_shared import BYTES, is_message, once_in_bfloat16, rounded
 
 if TYPE_CHECKING:  # what a function finds in a rank
@@ -35,9 +35,9 @@ STALE = (
 MOVES = 2  # how often the shard changes, each time before a gather
 
 
-def block_of(shapes: list[list[int]], dtype: str = "float32") -> Setting:
+def block_of(shapes: list[list[int]], dtype: str = "float32") -> ShardSetting:
     """Return a setting whose only bucket is this block."""
-    return Setting(shapes=shapes, dtypes=[dtype] * len(shapes), blocks=[], uses=[])
+    return ShardSetting(shapes=shapes, dtypes=[dtype] * len(shapes), blocks=[], uses=[])
 
 
 SMALL = (
@@ -126,14 +126,14 @@ def gather_blocks(context: Context, lesson: Any, inputs: Any) -> Any:
 # --- what is right ---
 
 
-class BlockRun:
+class ShardedBlockRun:
     """What is right for one block on each rank, and what the ranks did with it."""
 
     result: Result
     values: list[dict[str, Any]]  # what each rank returned
     phases: list[list[Phase]]
 
-    def __init__(self, grade: Grade, ranks: int, setting: Setting) -> None:
+    def __init__(self, grade: Grade, ranks: int, setting: ShardSetting) -> None:
         self.grade, self.ranks, self.setting, self.dtype = grade, ranks, setting, setting.dtypes[0]
         self.order, self.initial = setting.buckets()[0], setting.initial(grade.seed)
         # At the start and after each move: a row for each rank.
@@ -150,9 +150,11 @@ class BlockRun:
         return f"a block of {self.dtype} {shapes} on rank {rank} of {self.ranks}: "
 
 
-def run_blocks(grade: Grade, ranks: int, settings: Sequence[Setting], late: int | None = None) -> list[BlockRun]:
+def run_blocks(
+    grade: Grade, ranks: int, settings: Sequence[ShardSetting], late: int | None = None
+) -> list[ShardedBlockRun]:
     """Run all blocks one after the other on the same ranks; divide the phases of the run among them."""
-    blocks = [BlockRun(grade, ranks, setting) for setting in settings]
+    blocks = [ShardedBlockRun(grade, ranks, setting) for setting in settings]
     inputs = [[block.inputs[rank] for block in blocks] for rank in range(ranks)]
     result = run(grade, gather_blocks, inputs, HINTS, why_gather_is_stuck, late=late)
     by_rank = [phases(result, rank) for rank in range(ranks)]
@@ -171,7 +173,7 @@ def why_gather_is_stuck(result: Result) -> str:
     return f"{waits} in start_gather: it must return at once; only wait() waits" if "all_gather" in waits else ""
 
 
-def check_shard(run: BlockRun) -> None:
+def check_shard(run: ShardedBlockRun) -> None:
     """Check that after __init__ a rank has only a copy of its part, in float32."""
     for rank, got in enumerate(run.values):
         right = run.shards[0]
@@ -190,7 +192,7 @@ def check_shard(run: BlockRun) -> None:
         check_state(run, rank, STEPS[0])
 
 
-def check_state(run: BlockRun, rank: int, step: BlockStep) -> None:
+def check_state(run: ShardedBlockRun, rank: int, step: BlockStep) -> None:
     """Check the size of the memory and the attributes after a step."""
     if step.is_whole is None:
         return
@@ -208,7 +210,7 @@ def check_state(run: BlockRun, rank: int, step: BlockStep) -> None:
     check(run.grade, run.where(rank), run.values[rank], expected)
 
 
-def check_gathers(run: BlockRun) -> None:
+def check_gathers(run: ShardedBlockRun) -> None:
     """Check that a gather sends the shard once, in the block's dtype, and brings the parameters of all ranks."""
     for rank, got in enumerate(run.values):
         steps, moved = {step.name: step for step in STEPS}, 0

@@ -18,7 +18,7 @@ from grader.wire import drawn
 from tests.beyond import sharded_optimizer_memory as memory
 from tests.beyond import sharded_optimizer_shared as shared
 from tests.beyond import toy_shared
-from tests.beyond.sharded_optimizer_shared import SHARDED, TOY, OptimizerRun, Setting
+from tests.beyond.sharded_optimizer_shared import SHARDED, TOY, OptimizerRun, ShardSetting
 from tests.beyond.toy_shared import check_together, is_message, once_in_bfloat16
 
 if TYPE_CHECKING:  # what a function finds in a rank
@@ -34,7 +34,7 @@ LARGE_LIMIT, TINY = 1e6, 1e-8  # TINY: a norm beside which 1e-6 counts
 NUMBERS = 5000  # bytes that clipping may send in a run: some numbers, and no gradients
 
 
-def adamw(setting: Setting, limits: list[float | None]) -> Setting:
+def adamw(setting: ShardSetting, limits: list[float | None]) -> ShardSetting:
     return replace(setting, optimizer="AdamW", options=ADAMW, weight_decay=0.3, limits=limits)
 
 
@@ -98,7 +98,7 @@ def train_alone(context: Context, lesson: Any, inputs: Any) -> Any:
 # --- clipping ---
 
 
-def check_clip(grade: Grade, ranks: int, setting: Setting) -> None:
+def check_clip(grade: Grade, ranks: int, setting: ShardSetting) -> None:
     """Check that every rank gets the norm of all shards, and scales its own by the same factor of at most 1."""
     values = setting.initial(grade.seed)
     lengths = [setting.flat(bucket, values, ranks).shape[1] for bucket in setting.buckets()]
@@ -181,7 +181,7 @@ def alone(run: OptimizerRun, times: int = 1) -> list[list[np.ndarray]]:
     return [[setting.flat(bucket, values, run.ranks) for bucket in run.buckets] for values in after]
 
 
-def check_steps(grade: Grade, ranks: int, setting: Setting) -> None:
+def check_steps(grade: Grade, ranks: int, setting: ShardSetting) -> None:
     """Check that after every step all ranks have the parameters that one process would have."""
     steps_run = OptimizerRun(grade, ranks, setting, take_steps)
     right = alone(steps_run)
@@ -216,7 +216,7 @@ def check_bucket(run: OptimizerRun, rank: int, step: int, i: int, right: list[np
     check(run.grade, where, got, expected, run.result)
 
 
-def check_gather(grade: Grade, ranks: int, setting: Setting) -> None:
+def check_gather(grade: Grade, ranks: int, setting: ShardSetting) -> None:
     """Check that step() sends each rank's shard to all others once, and starts all messages before it waits."""
     steps_run = OptimizerRun(grade, ranks, setting, take_steps)
     size = sum(steps_run.bytes_of(i) for i in range(len(steps_run.buckets)))

@@ -49,7 +49,7 @@ NOT_FINITE = {
 }
 
 
-class Setting(NamedTuple):
+class AveragingSetting(NamedTuple):
     """The gradients of one run: the function is called twice, as in a training loop.
 
     without: for each call, the parameters that have no gradient; zero: the parameters whose gradient is zero, only on
@@ -69,11 +69,13 @@ class Setting(NamedTuple):
         return self.dtypes[k % len(self.dtypes)]
 
 
-PLAIN = Setting()
-ODD = Setting(((4, 3), (5,), (4, 3), (2, 2), (3, 5), (6,), (4, 3)), ((3, 5), (0, 5)), frozen=(1,), zero=(2,), tied=True)
-LARGE = Setting(((3,), (640, 1024), (2, 4), (5,)), ((),))  # 2.6 MB: more than a usual bucket
-HALF, MIXED = Setting(dtypes=("bfloat16",)), Setting(dtypes=("float32", "float16", "bfloat16"))
-INFINITE = Setting(infinite=(1, 3))
+PLAIN = AveragingSetting()
+ODD = AveragingSetting(
+    ((4, 3), (5,), (4, 3), (2, 2), (3, 5), (6,), (4, 3)), ((3, 5), (0, 5)), frozen=(1,), zero=(2,), tied=True
+)
+LARGE = AveragingSetting(((3,), (640, 1024), (2, 4), (5,)), ((),))  # 2.6 MB: more than a usual bucket
+HALF, MIXED = AveragingSetting(dtypes=("bfloat16",)), AveragingSetting(dtypes=("float32", "float16", "bfloat16"))
+INFINITE = AveragingSetting(infinite=(1, 3))
 SHOWN: dict[str, Any] = {
     "posinf": 300.0,
     "neginf": 300.0,
@@ -195,7 +197,7 @@ def mean_of(gradients: list[np.ndarray], rank: int, payloads: Payloads, total: f
 # --- what is right ---
 
 
-def draw(grade: Grade, ranks: int, setting: Setting) -> Gradients:
+def draw(grade: Grade, ranks: int, setting: AveragingSetting) -> Gradients:
     """Draw each rank's gradients, rounded to the dtype."""
 
     def one(rank: int, call: int, k: int, array: np.ndarray) -> np.ndarray | None:
@@ -213,7 +215,7 @@ def draw(grade: Grade, ranks: int, setting: Setting) -> Gradients:
     return [[of_call(rank, call) for call in range(len(setting.without))] for rank in range(ranks)]
 
 
-def averaged(grade: Grade, calls: str, ranks: int, setting: Setting) -> tuple[Result, Gradients]:
+def averaged(grade: Grade, calls: str, ranks: int, setting: AveragingSetting) -> tuple[Result, Gradients]:
     """Run the student's function; return the result, and the gradients that the ranks started with."""
     gradients = draw(grade, ranks, setting)
     inputs = [{"gradients": own, "weight": drawn.weight(rank)} for rank, own in enumerate(gradients)]
@@ -224,7 +226,11 @@ def averaged(grade: Grade, calls: str, ranks: int, setting: Setting) -> tuple[Re
 
 
 def check_mean(
-    grade: Grade, calls: str, setting: Setting = PLAIN, sizes: tuple[int, ...] = SIZES, by: set[str] | None = None
+    grade: Grade,
+    calls: str,
+    setting: AveragingSetting = PLAIN,
+    sizes: tuple[int, ...] = SIZES,
+    by: set[str] | None = None,
 ) -> None:
     """Check that every rank holds the mean, and that all else is unchanged. `by`: the collectives that it may use."""
     for ranks in sizes:
@@ -236,7 +242,7 @@ def check_mean(
 
 
 def check_each_call(
-    grade: Grade, setting: Setting, result: Result, gradients: Gradients, where: str = ""
+    grade: Grade, setting: AveragingSetting, result: Result, gradients: Gradients, where: str = ""
 ) -> None:  # fmt: skip
     """Check that every rank holds what it must after every call."""
     payloads = Payloads(result)
@@ -249,7 +255,7 @@ def check_each_call(
         check(grade, f"{again if call else ''}{where}{dtype}{mean}", got, expected, result)
 
 
-def after_call(setting: Setting, gradients: list[list[Any]], payloads: Payloads) -> dict[Any, Expected]:
+def after_call(setting: AveragingSetting, gradients: list[list[Any]], payloads: Payloads) -> dict[Any, Expected]:
     """Return what every rank must hold after a call. `gradients`: [rank][parameter], before it."""
     columns = [list(column) for column in zip(*gradients, strict=True)]
     total = norm([np.nan_to_num(np.mean(column, axis=0), **SHOWN) for column in columns if column[0] is not None])
@@ -290,7 +296,7 @@ REDUCE: list[dict[str, Any]] = [
 ]
 
 
-def check_sent_once(grade: Grade, calls: str, ways: list[dict[str, Any]], setting: Setting = PLAIN) -> None:
+def check_sent_once(grade: Grade, calls: str, ways: list[dict[str, Any]], setting: AveragingSetting = PLAIN) -> None:
     """Check that every gradient is sent once, in one of `ways`, and that the result is used."""
     for ranks in SIZES:
         result, gradients = averaged(grade, calls, ranks, setting)

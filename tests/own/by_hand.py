@@ -50,7 +50,7 @@ class Flags:
 
 
 @dataclass
-class Run:
+class RunByHand:
     """The losses of each rank, the metrics after each epoch, and the mean gradients of the first step."""
 
     losses: list[list[float]]
@@ -65,7 +65,7 @@ def train(
     flags: Flags,
     seeds: Sequence[int | None],
     max_steps: int = 0,
-) -> Run:
+) -> RunByHand:
     """Train on one or several ranks. batches(epoch): for each rank its batches. seeds: of each rank; None: go on."""
     plain, decayed = ([p for p in model.parameters() if (p.dim() >= 2) == is_matrix] for is_matrix in (False, True))
     groups: list[dict] = [{"params": decayed, "weight_decay": flags.weight_decay}, {"params": plain, "weight_decay": 0}]
@@ -75,7 +75,7 @@ def train(
         if seed is not None:
             torch.manual_seed(seed)
         states.append(torch.get_rng_state())
-    run, done = Run([[] for _ in seeds], [], []), 0
+    run, done = RunByHand([[] for _ in seeds], [], []), 0
     steps = flags.epochs * len(batches(0)[0])
     last, total = max_steps or steps, max(max_steps, steps)
     while done < last:
@@ -143,7 +143,7 @@ def read_rows(file: Path) -> list[Row]:
 @functools.cache
 def train_bert(
     task: str, model_folder: str, data: Path, flags: Flags, workers: int = 1, reseeded: bool = True, max_steps: int = 0
-) -> Run:
+) -> RunByHand:
     """Return what so many workers compute on train.tsv. Task 1 does not seed again when the model is made."""
     from transformers import AutoTokenizer, BertForSequenceClassification
 
@@ -211,7 +211,7 @@ def train_gpt2(
     shuffled: bool = False,
     whole: bool = False,
     max_steps: int = 0,
-) -> Run:
+) -> RunByHand:
     """Return what so many workers compute, each on its partition.
 
     shuffled: another order each epoch (pipeline/). whole: no batch that is not full (stages in beyond/).

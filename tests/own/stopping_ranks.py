@@ -68,7 +68,7 @@ exit_on_input_error(main)
 """
 
 
-class Run:
+class StoppedRun:
     """The end of a run: exit codes, what each rank printed, and the report that was kept."""
 
     def __init__(self, folder: Path, codes: list[int]) -> None:
@@ -84,16 +84,18 @@ def write_program(folder: Path) -> Path:
     return folder / "ranks.py"
 
 
-def run_ranks(folder: Path, what: str, at: int, workers: int = 3, sizes: str = "(3, 5, 7)", hang_seconds=3) -> Run:
+def run_ranks(
+    folder: Path, what: str, at: int, workers: int = 3, sizes: str = "(3, 5, 7)", hang_seconds=3
+) -> StoppedRun:
     """Run to the end; `at` is the rank that does `what`."""
     words = (what, at, sizes, "--hang_seconds", hang_seconds)
-    return Run(folder, group(write_program(folder), workers, folder, *words))
+    return StoppedRun(folder, group(write_program(folder), workers, folder, *words))
 
 
-def hang(folder: Path, script: str, change: str, *words: object, workers: int = 1) -> Run:
+def hang(folder: Path, script: str, change: str, *words: object, workers: int = 1) -> StoppedRun:
     """Run a script of the course after `change`, Python code that makes it wait for ever, until the watch ends it."""
     go_on = (
         f"import runpy, sys\nsys.argv[0] = {str(ROOT / script)!r}\nrunpy.run_path(sys.argv[0], run_name='__main__')\n"
     )
     (folder / "hangs.py").write_text(f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n{change}\n{go_on}")
-    return Run(folder, group(folder / "hangs.py", workers, folder, *words, "--hang_seconds", 3, "--no_cuda"))
+    return StoppedRun(folder, group(folder / "hangs.py", workers, folder, *words, "--hang_seconds", 3, "--no_cuda"))

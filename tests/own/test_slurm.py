@@ -40,7 +40,7 @@ JOBS = {
 }
 
 
-class Job(NamedTuple):
+class SlurmJob(NamedTuple):
     """The outcome of a job: the exit code of sbatch, and the output of its tasks."""
 
     code: int
@@ -60,7 +60,7 @@ def folder(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def jobs(folder) -> dict[str, Job]:
+def jobs(folder) -> dict[str, SlurmJob]:
     """All jobs, submitted at once."""
     lines = []
     for name, job in JOBS.items():
@@ -72,7 +72,7 @@ def jobs(folder) -> dict[str, Job]:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return {
-        name: Job(int((folder / f"{name}.code").read_text()), (folder / f"{name}.txt").read_text(errors="replace"))
+        name: SlurmJob(int((folder / f"{name}.code").read_text()), (folder / f"{name}.txt").read_text(errors="replace"))
         for name in JOBS
     }
 

@@ -19,7 +19,7 @@ from common.models.load import model_path
 from common.paths import ROOT
 from task2b_allreduce.scaling import combine
 from tests.own import by_hand, workers
-from tests.own.by_hand import Flags, Run
+from tests.own.by_hand import Flags, RunByHand
 from tests.own.one_process import command, run
 
 BERT, GPT2 = Flags(), Flags(batch=24)
@@ -52,7 +52,7 @@ def means(losses: list[list[float]]) -> list[float]:
     return [fmean(step) for step in zip(*losses, strict=True)]
 
 
-def must_be(records: list[dict], expected: Run) -> None:
+def must_be(records: list[dict], expected: RunByHand) -> None:
     """Check losses and metrics of all ranks; the first one has the metrics."""
     for record, losses in zip(records, expected.losses, strict=True):
         assert losses_of(record) == pytest.approx(losses, abs=1e-5)
@@ -106,7 +106,7 @@ def test_gpt2_on_one_worker_is_trained_and_evaluated_as_by_hand(tmp_path, data, 
         assert len({box["args"]["micro_batch"] for box in boxes if box["ph"] == "X"}) == 5
 
 
-def expected_of(script: str, given: Flags, **options: int) -> Run:
+def expected_of(script: str, given: Flags, **options: int) -> RunByHand:
     """What a run_gpt2.py computes. That of the pipeline does not evaluate."""
     shuffled = script == "pipeline"
     expected = by_hand.train_gpt2(model_path("tiny", "gpt2"), TEXTS, given, shuffled=shuffled, **options)

@@ -28,7 +28,7 @@ graded = pytest.mark.graded
 CRASHES = pipe_shared.CRASHES
 
 
-class Setting(NamedTuple):
+class ForwardSetting(NamedTuple):
     """Batches with which one pipe is called, one after the other. `shape`: of the last partition's result."""
 
     split_size: int
@@ -41,20 +41,20 @@ class Setting(NamedTuple):
 
 # Split sizes that divide evenly and that do not, larger than the batch, a small batch before a large one, one
 # partition, one micro-batch.
-SIMPLE = (Setting(2, 2, (8,)),)
+SIMPLE = (ForwardSetting(2, 2, (8,)),)
 SETTINGS = (
-    Setting(3, 3, (7, 6)),
-    Setting(8, 2, (5,)),
-    Setting(4, 2, (3, 9)),
-    Setting(1, 1, (3,)),
-    Setting(5, 1, (1, 2)),
+    ForwardSetting(3, 3, (7, 6)),
+    ForwardSetting(8, 2, (5,)),
+    ForwardSetting(4, 2, (3, 9)),
+    ForwardSetting(1, 1, (3,)),
+    ForwardSetting(5, 1, (1, 2)),
 )
 # Outputs of other shapes than their inputs: one dimension, one more than the input, and from whole numbers.
 SHAPES = (
-    Setting(2, 2, (4, 5), shape="flat"),
-    Setting(3, 2, (6,), features=(3, 2), shape="deep"),
-    Setting(2, 3, (6,), features=(2, 2)),
-    Setting(2, 2, (5,), dtype="int64", shape="flat"),
+    ForwardSetting(2, 2, (4, 5), shape="flat"),
+    ForwardSetting(3, 2, (6,), features=(3, 2), shape="deep"),
+    ForwardSetting(2, 3, (6,), features=(2, 2)),
+    ForwardSetting(2, 2, (5,), dtype="int64", shape="flat"),
 )
 
 
@@ -64,7 +64,7 @@ SHAPES = (
 class StandIns:
     """Replace _clock_cycles and Pipe.compute, and note their arguments in `report`.
 
-    Partition j makes factors[i, j] x + shifts[i, j] of micro-batch i; the last one may change the shape, see Setting.
+    Partition j makes factors[i, j] x + shifts[i, j] of micro-batch i; the last one may change the shape, see ForwardSetting.
     """
 
     def __init__(self, numbers: Any, shape: str, last: str) -> None:
@@ -143,7 +143,7 @@ def forward(context: Context, lesson: Any, inputs: Any) -> Any:
 class ForwardCall(NamedTuple):
     """One call of forward. `got`: what the rank returned, and the arguments of the stand-ins."""
 
-    setting: Setting
+    setting: ForwardSetting
     batch: np.ndarray
     parts: list[np.ndarray]  # its micro-batches
     outputs: list[np.ndarray]  # what the partitions make of them
@@ -154,14 +154,14 @@ class ForwardCall(NamedTuple):
         return f"a batch of shape {self.batch.shape} with split_size={self.setting.split_size}: "
 
 
-def calls(grade: Grade, *groups: Sequence[Setting]) -> Iterator[ForwardCall]:
+def calls(grade: Grade, *groups: Sequence[ForwardSetting]) -> Iterator[ForwardCall]:
     """Yield every call of every setting. A group of settings is one run, which leaves nothing to judge if one crashes:
     so the simple setting comes first, alone."""
     for settings in (SIMPLE, *groups):
         yield from calls_of(grade, settings)
 
 
-def calls_of(grade: Grade, settings: Sequence[Setting], last: str = "cpu") -> Iterator[ForwardCall]:
+def calls_of(grade: Grade, settings: Sequence[ForwardSetting], last: str = "cpu") -> Iterator[ForwardCall]:
     draw, inputs = np.random.default_rng([grade.seed, len(settings)]), list[dict[str, Any]]()
     for setting in settings:
         batches = [draw.normal(size=(size, *setting.features)) for size in setting.sizes]
@@ -185,7 +185,7 @@ def calls_of(grade: Grade, settings: Sequence[Setting], last: str = "cpu") -> It
 
 
 def reshaped(made: np.ndarray, shape: str) -> np.ndarray:
-    """Return a result of the last partition in its shape, see Setting."""
+    """Return a result of the last partition in its shape, see ForwardSetting."""
     if shape == "same":
         return made
     made = made.astype(np.float64)

@@ -35,7 +35,7 @@ OF_ANOTHER = {  # what a scheduler or an earlier call has set, and the function 
 }
 
 
-class Setting(NamedTuple):
+class JoinSetting(NamedTuple):
     """How a group is joined. `environment`: variables that are already set; `of_another`: so are OF_ANOTHER."""
 
     ranks: int
@@ -119,7 +119,7 @@ def join_group(context: Context, lesson: Any, inputs: Any) -> dict[str, Any]:
 # --- what is right ---
 
 
-def check_joined(grade: Grade, calls: str, setting: Setting) -> None:
+def check_joined(grade: Grade, calls: str, setting: JoinSetting) -> None:
     """Check that every rank joins with the right address, rank, size and backend, and that the group works."""
     config = {"master_ip": setting.host, "master_port": int(setting.port), "backend": setting.backend}
     environment = setting.already_set | (OF_ANOTHER[calls] if setting.of_another else {})
@@ -151,7 +151,7 @@ def calls_of_joining(grade: Grade, result: Result) -> list[Call]:
     return [call for call in calls if call]
 
 
-def check_call(grade: Grade, rank: int, call: Call, calls: str, setting: Setting) -> None:
+def check_call(grade: Grade, rank: int, call: Call, calls: str, setting: JoinSetting) -> None:
     """Check that init_process_group is called with this rank, size, backend and address.
 
     The rank reports the address as torch would find it: from tcp://, else MASTER_ADDR and MASTER_PORT.
@@ -224,7 +224,7 @@ def check_failure(grade: Grade, calls: str) -> None:
 def check_join(grade: Grade) -> None:
     """Check that join(config) uses address, port, size, rank and backend of the configuration."""
     for ranks, backend, of_another in ((3, "gloo", False), (2, "nccl", True), (1, "gloo", False)):
-        setting = Setting(ranks, *draw_address(grade, 60000), backend, of_another=of_another)
+        setting = JoinSetting(ranks, *draw_address(grade, 60000), backend, of_another=of_another)
         check_joined(grade, "join", setting)
     check_failure(grade, "join")
 
@@ -241,8 +241,8 @@ def test_task2a_imports_only_what_the_course_allows(grade: Grade) -> None:
 
 @graded("2b.6")
 def test_setup_joins_at_the_courses_address(grade: Grade) -> None:
-    check_joined(grade, "setup", Setting(3))
-    check_joined(grade, "setup", Setting(1))
+    check_joined(grade, "setup", JoinSetting(3))
+    check_joined(grade, "setup", JoinSetting(1))
     check_failure(grade, "setup")
 
 
@@ -250,7 +250,7 @@ def test_setup_joins_at_the_courses_address(grade: Grade) -> None:
 def test_setup_joins_with_the_rank_size_and_backend_it_was_given(grade: Grade) -> None:
     host, port = draw_address(grade, 9000)
     both = ("MASTER_ADDR", "MASTER_PORT")
-    check_joined(grade, "setup", Setting(2, host, port, environment=both))
-    check_joined(grade, "setup", Setting(3, host, port, "nccl", environment=both, of_another=True))
-    check_joined(grade, "setup", Setting(2, port=port, environment=("MASTER_PORT",)))
-    check_joined(grade, "setup", Setting(2, host, environment=("MASTER_ADDR",)))
+    check_joined(grade, "setup", JoinSetting(2, host, port, environment=both))
+    check_joined(grade, "setup", JoinSetting(3, host, port, "nccl", environment=both, of_another=True))
+    check_joined(grade, "setup", JoinSetting(2, port=port, environment=("MASTER_PORT",)))
+    check_joined(grade, "setup", JoinSetting(2, host, environment=("MASTER_ADDR",)))

@@ -22,7 +22,7 @@ from grader.ranks.outcome import Result
 from grader.wire import drawn
 from grader.wire.values import item_bytes
 from tests.gradients import test_averaging as averaging
-from tests.gradients.test_averaging import LARGE, ODD, PLAIN, Gradients, Setting
+from tests.gradients.test_averaging import LARGE, ODD, PLAIN, Gradients, AveragingSetting
 
 if TYPE_CHECKING:  # what a function finds in a rank
     from grader.inside.tools import Context, copy_of, dist, dtype_of, nn, torch, unchanged
@@ -83,7 +83,9 @@ def average_and_record(context: Context, lesson: Any, inputs: Any) -> Any:
         yield left | {"moved": moved, "changed": changed, "sent": [as_text(entry) for entry in sent]}
 
 
-def synced(grade: Grade, ranks: int, dtype: str = "float32", setting: Setting = ODD) -> tuple[Result, Gradients]:
+def synced(
+    grade: Grade, ranks: int, dtype: str = "float32", setting: AveragingSetting = ODD
+) -> tuple[Result, Gradients]:
     """Run the student's function; return the result, and the gradients that the ranks started with.
 
     In half precision these gradients, and their sum and mean on two ranks, need no rounding.
@@ -196,7 +198,7 @@ def check_recorded(grade: Grade) -> None:
 # --- what is left ---
 
 
-def check_mean(grade: Grade, ranks: int, dtype: str = "float32", setting: Setting = ODD) -> None:
+def check_mean(grade: Grade, ranks: int, dtype: str = "float32", setting: AveragingSetting = ODD) -> None:
     """Check that every rank holds the mean in float32, and has the entries: the mean alone is task 2b's lesson."""
     result, gradients = synced(grade, ranks, dtype, setting)
     averaging.check_each_call(grade, setting, result, gradients, f"--grad_dtype {FLAGS[dtype]}: ")

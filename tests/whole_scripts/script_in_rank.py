@@ -48,7 +48,7 @@ def prepare_script(context: Context) -> None:
     def weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
         return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
-    class Record(record.Record):
+    class WatchedRecord(record.Record):
         def __init__(self, config: Any, worker: Any) -> None:
             super().__init__(config, worker)
             watch_record(context, self)
@@ -67,7 +67,7 @@ def prepare_script(context: Context) -> None:
 
     context.spy(BertForSequenceClassification, "forward", "forward", note)
     glue.load_glue, load.load_tokenizer = load_glue, lambda *_, **__: range(8)  # type: ignore[assignment]
-    process_group.process_group, record.Record = group, Record  # type: ignore[assignment, misc]
+    process_group.process_group, record.Record = group, WatchedRecord  # type: ignore[assignment, misc]
 
 
 def run_main(context: Context, lesson: Any) -> None:

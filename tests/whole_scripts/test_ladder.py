@@ -100,7 +100,7 @@ def train_alone(context: Context, lesson: Any, inputs: Any) -> dict[str, Any]:
 # --- what a rank did ---
 
 
-class Trace:
+class ScriptTrace:
     """What main() did on one rank: losses, accuracies, examples of each training batch, first and last weights."""
 
     def __init__(self, events: Sequence[Event]) -> None:
@@ -144,7 +144,7 @@ def cause_at(step: int) -> str:
     return "the first steps agree, then the runs diverge: check gradients, learning rate and the next epoch's order\n"
 
 
-class Script:
+class ScriptRun:
     """One run of main() on several ranks."""
 
     def __init__(self, grade: Grade, ranks: int) -> None:
@@ -157,7 +157,7 @@ class Script:
         self.result = run(
             grade, run_script, self.inputs, why_stuck=why_evaluation_is_stuck, payloads=False, **arguments
         )
-        self.traces = [Trace(rank.events) for rank in self.result.ranks]
+        self.traces = [ScriptTrace(rank.events) for rank in self.result.ranks]
         for rank, trace in enumerate(self.traces):
             if not trace.weights or not trace.trained:
                 grade.fail(
@@ -190,7 +190,7 @@ class Script:
             if not equal(trace.weights, self.traces[0].weights):
                 self.fail(f"rank {rank} starts from different weights than rank 0: is the seed the same?")
 
-    def check_starts_like(self, other: Script) -> None:
+    def check_starts_like(self, other: ScriptRun) -> None:
         if not equal(self.traces[0].weights, other.traces[0].weights):
             self.fail(
                 observed=f"training starts from different weights than with {workers(other.ranks)} and the same seed"
@@ -267,7 +267,7 @@ class Script:
 
 def check_ladder(grade: Grade, check_averaging: Callable[[Grade, Result], None]) -> None:
     """Check that one and four workers train alike, and how they average gradients (check_averaging)."""
-    one, four = Script(grade, 1), Script(grade, 4)
+    one, four = ScriptRun(grade, 1), ScriptRun(grade, 4)
     one.check()
     four.check_starts_like(one)
     four.check()

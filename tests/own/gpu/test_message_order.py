@@ -45,24 +45,24 @@ class Program:
     rank: int
     steps: list[tuple[str, Transfer]] = field(default_factory=list)
 
-    def start(self, key: Key, messages: list[tuple[bool, int]]) -> "Handle":
+    def start(self, key: Key, messages: list[tuple[bool, int]]) -> "SentHandle":
         self.steps.append(("start", Transfer(key, messages)))
-        return Handle(self, self.steps[-1][1])
+        return SentHandle(self, self.steps[-1][1])
 
     def one(self, is_send: bool) -> Callable[..., Any]:
-        def call(tensor: object, peer: int, group: Any = None) -> Handle:
+        def call(tensor: object, peer: int, group: Any = None) -> SentHandle:
             return self.start((group, min(self.rank, peer), max(self.rank, peer)), [(is_send, peer)])
 
         call.__name__ = "isend" if is_send else "irecv"
         return call
 
-    def batch(self, messages: Sequence[Any]) -> "list[Handle]":
+    def batch(self, messages: Sequence[Any]) -> "list[SentHandle]":
         """Stand for batch_isend_irecv."""
         return [self.start((None,), [(one.op.__name__ == "isend", one.peer) for one in messages])]
 
 
 @dataclass
-class Handle:
+class SentHandle:
     program: Program
     transfer: Transfer
 
@@ -114,7 +114,7 @@ def comes_to(program: Program, at: int, key: Key) -> bool:
     return at < len(program.steps) and program.steps[at][0] == "start" and program.steps[at][1].key == key
 
 
-class Toy(nn.Module):
+class SmallModel(nn.Module):
     """A stage of one matrix; the first and the last stage share it."""
 
     width = 4
@@ -156,7 +156,7 @@ def blocking(call):
 def step_of_runner(program: Program, schedule: str, stages: int, micro_batches: int) -> None:
     """A step of the lessons' runner, its exchange of the shared matrix, and an evaluation."""
     with mock.patch.object(stage_runner, "dist", stub(program, stages)):
-        runner = stage_runner.StageRunner(Toy(program.rank, stages), PIPELINE)
+        runner = stage_runner.StageRunner(SmallModel(program.rank, stages), PIPELINE)
         tokens = [torch.zeros(1, 3, dtype=torch.int64) for _ in range(micro_batches)]
         runner.run(SCHEDULES[schedule](micro_batches, stages, program.rank), tokens)
         runner.finish()
