@@ -1,16 +1,16 @@
 """Measured steps beside their predictions: compared_steps.csv, which `benchmark.predict --compare` rewrites."""
 
+import argparse
 import csv
 import json
 import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmark import predict
 from benchmark.measure.machine import environment, machine_line
 from benchmark.measure.output import MB, rows_table, write_csv
 from benchmark.measured_costs import costs_of
@@ -60,24 +60,30 @@ def far(workers: int, rate: float | None) -> list[str]:
     return lines
 
 
-def compare() -> dict[str, Any]:
-    """Measure and predict all groups; print and rewrite the table, and return its figures."""
+def compare(parse: Callable[[list[str]], argparse.Namespace]) -> dict[str, Any]:
+    """Measure and predict all groups; print and rewrite the table, and return its figures.
+
+    `parse` reads flags of benchmark.predict.
+    """
     begin = environment()
     rows, about = list[Row](), ""
     for group in GROUPS:
-        rows += compare_group(*group)
+        rate = group[-1]
+        rows += compare_group(parse(["--rate", rate] if rate else []), *group)
         about = f"python -m benchmark.predict --compare; {machine_line(begin)}"
         write_csv(FILE, [list(rows[0]), *(list(row.values()) for row in rows)], about)
     print(rows_table(rows), errors("ddp")[1], sep="\n")
     return {"about": about, "cells": rows}
 
 
-def compare_group(strategies: tuple[str, ...], model: str, workers: int, batch: int, rate: str) -> Iterator[Row]:
+def compare_group(
+    question: argparse.Namespace, strategies: tuple[str, ...], model: str, workers: int, batch: int, rate: str
+) -> Iterator[Row]:
     """Measure what predictions start from, then the steps; yield a row for each strategy that this machine can run."""
     if rate and (reason := why_not()):
         print(f"left out, links of {rate}: {reason}", file=sys.stderr)
         return
-    question, costs = predict.parse(["--rate", rate] if rate else []), dict[int, Costs]()
+    costs: dict[int, Costs] = {}
     cells = [Cell(strategy, model, workers, batch, LENGTH) for strategy in strategies]
     for cell in cells:
         if examples_at_a_time(cell) not in costs:

@@ -59,7 +59,7 @@ def main() -> None:
     from benchmark.predicted_step import Cell, check, predict, range_of
 
     if flags.compare:
-        print(json.dumps(compared_steps.compare()))
+        print(json.dumps(compared_steps.compare(parse)))
         return
     cell = Cell(flags.strategy, flags.model, flags.workers, flags.batch_size, flags.length)
     check(cell)

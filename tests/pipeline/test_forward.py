@@ -64,7 +64,7 @@ SHAPES = (
 class StandIns:
     """Replace _clock_cycles and Pipe.compute, and note their arguments in `report`.
 
-    Partition j makes factors[i, j] x + shifts[i, j] of micro-batch i; the last one may change the shape, see ForwardSetting.
+    Partition j makes factors[i, j] x + shifts[i, j] of micro-batch i; the last may change the shape.
     """
 
     def __init__(self, numbers: Any, shape: str, last: str) -> None:

@@ -22,7 +22,7 @@ from grader.ranks.outcome import Result
 from grader.wire import drawn
 from grader.wire.values import item_bytes
 from tests.gradients import test_averaging as averaging
-from tests.gradients.test_averaging import LARGE, ODD, PLAIN, Gradients, AveragingSetting
+from tests.gradients.test_averaging import LARGE, ODD, PLAIN, AveragingSetting, Gradients
 
 if TYPE_CHECKING:  # what a function finds in a rank
     from grader.inside.tools import Context, copy_of, dist, dtype_of, nn, torch, unchanged
