@@ -11,7 +11,7 @@ from common.errors import InputError
 from common.paths import ROOT
 from staff import mistakes
 from staff.proofs.bank import BankEntry, apply, load_bank, load_file
-from staff.proofs.grading_pool import Graded, TestResult
+from staff.proofs.grading_pool import Graded, GraderResult
 from staff.proofs.verdict import Judged
 
 TOP = 'task = "1"\nfile = "task1_single/run_glue.py"\n'
@@ -75,7 +75,7 @@ JUDGED = [  # kind, the tests that must fail, what the tests said; what is not a
 
 def judged(kind, fails, results):
     entry = BankEntry(kind, "bank", "a name", "1", "a.py", {"1.2": "x = 2"}, fails=fails)
-    return Judged(entry, Graded({test: TestResult(*outcome) for test, outcome in results.items()}))
+    return Judged(entry, Graded({test: GraderResult(*outcome) for test, outcome in results.items()}))
 
 
 @pytest.mark.parametrize(("kind", "fails", "results", "complaint"), JUDGED)
