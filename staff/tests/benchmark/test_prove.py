@@ -21,7 +21,7 @@ from staff.tests.cluster.started_processes import run
 from staff.tests.workers import group
 
 PROVE = ROOT / "benchmark" / "prove.py"
-BANK = ROOT / "tests" / "own" / "broken_engines.py"
+BANK = ROOT / "staff/tests/benchmark/broken_engines.py"
 HAS_MEGATRON, HAS_HOROVOD = (importlib.util.find_spec(name) is not None for name in ("megatron", "horovod"))
 TOO_LONG = 900  # seconds; a busy machine
 SOME = [

@@ -33,7 +33,7 @@ def environment(monkeypatch):
     return monkeypatch
 
 
-@pytest.mark.parametrize("chosen", [None, "eth7"])
+@pytest.mark.parametrize("chosen", [None, max(psutil.net_if_addrs())])
 def test_gloo_and_nccl_are_told_the_interface_unless_the_user_named_one(environment, chosen):
     if chosen:
         environment.setenv("GLOO_SOCKET_IFNAME", chosen)
@@ -44,6 +44,13 @@ def test_gloo_and_nccl_are_told_the_interface_unless_the_user_named_one(environm
 
     assert os.environ["NCCL_SOCKET_IFNAME"] == LOOPBACK
     assert os.environ["GLOO_SOCKET_IFNAME"] == (chosen or LOOPBACK)
+
+
+def test_an_interface_that_this_machine_does_not_have_is_refused_with_those_that_it_has(environment):
+    environment.setenv("GLOO_SOCKET_IFNAME", "eth77")
+
+    with pytest.raises(InputError, match=rf"no interface eth77; it has .*{LOOPBACK}.*; unset the variable"):
+        choose_interface("127.0.0.1")
 
 
 def join(config):

@@ -17,9 +17,10 @@ def call(context, lesson, _inputs):
     return getattr(lesson, context.arguments["entry"])(context)
 
 
-def run_entry(tree, file, world_size, entry="go", deadline=20.0, inputs=None, **arguments):
+def run_entry(tree, file, world_size, entry="go", inputs=None, measures=False, deadline=20.0, **arguments):
     """Run `entry(context)` of a file on these ranks."""
-    request = Request(inputs or [None] * world_size, file, call, {"entry": entry} | arguments, deadline)
+    inputs, arguments = inputs or [None] * world_size, {"entry": entry} | arguments
+    request = Request(inputs, file, call, arguments, deadline, measures=measures)
     return ranks.run(request, tree=tree)
 
 
