@@ -1,6 +1,6 @@
 """Where `make demo` runs: on emulated nodes, or on loopback with one line that says what it cannot show."""
 
-from cluster.ladder import ON_NODES, Rung, demo_flags, times
+from cluster.demo.ladder import ON_NODES, Rung, demo_flags, times
 from common.timeline.boxes import shortest_step
 from staff.tests.common.made_timelines import after_backward, during_backward
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from cluster.two_workers import Speed, table
+from cluster.demo.two_workers import Speed, table
 from common.workers.processor import disturbance, other_programs
 
 
@@ -29,4 +29,6 @@ def test_the_baseline_is_one_worker_with_one_thread_and_a_disturbed_run_does_not
     assert lines[2].split() == ["1", "worker,", "1", "thread", "7000", "1.00"]
     assert lines[3].split()[-2:] == ["13300", "1.90"]
     assert "repeat" not in "".join(lines)
-    assert table([one, replace(two, warning="disturbed")]).rstrip().endswith("repeat: python -m cluster.two_workers")
+    assert (
+        table([one, replace(two, warning="disturbed")]).rstrip().endswith("repeat: python -m cluster.demo.two_workers")
+    )

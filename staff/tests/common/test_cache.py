@@ -17,7 +17,7 @@ import pytest
 import torch
 from transformers import BertModel
 
-from cluster.random_bert import random_bert
+from cluster.demo.random_bert import random_bert
 from common.arguments import parse_glue_arguments
 from common.cache import cached, read_cached
 from common.data.glue import load_glue
@@ -30,7 +30,7 @@ from staff.tests.gpu.fake_group import joined
 
 
 def fill() -> None:
-    """Use everything that is cached, but for the models of cluster/random_bert.py, as the scripts use it."""
+    """Use everything that is cached, but for the models of cluster/demo/random_bert.py, as the scripts use it."""
     for kind in KINDS:
         model_path("tiny", kind)
     load_glue(parse_glue_arguments("task1_single", []), load_tokenizer("tiny", "bert"))

@@ -15,7 +15,7 @@ from statistics import fmean, median
 import pytest
 from PIL import Image
 
-from cluster import ladder, two_workers
+from cluster.demo import ladder, two_workers
 from cluster.launch import free_port
 from common.errors import InputError
 from common.paths import ROOT

@@ -12,10 +12,10 @@ from common.paths import ROOT
 # How a command is started -> flags with a value that it refuses before it does anything.
 COMMANDS = {
     "-m cluster.launch": "--workers 0 -- cluster/hello.py",
-    "-m cluster.ladder": "--workers 1",
-    "-m cluster.two_workers": "--steps 0",
-    "-m cluster.random_bert": "1X",
-    "-m cluster.pictures": "--rate fast",
+    "-m cluster.demo.ladder": "--workers 1",
+    "-m cluster.demo.two_workers": "--steps 0",
+    "-m cluster.demo.random_bert": "1X",
+    "-m cluster.demo.pictures": "--rate fast",
     "-m cluster.doctor": "--master_port none",
     "-m cluster.emulate": "--nodes 0 -- true",
     "submit.py": "report --netid ab1234",

@@ -1,6 +1,6 @@
 """The ladder in pictures: one step of 2a, 2b, 3, the pipeline and ZeRO-3, on emulated nodes.
 
-    python -m cluster.pictures [--rate 1gbit] [--only 2a 3]
+    python -m cluster.demo.pictures [--rate 1gbit] [--only 2a 3]
 
 Each picture is written next to the README that shows it. Each run uses --timeline and a model whose communication takes
 about as long as its backward pass. The picture shows the shortest of three steps.
@@ -11,9 +11,9 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from cluster.demo.random_bert import random_bert
 from cluster.emulate import bits_per_second, on_nodes, why_not
 from cluster.launch import run_silently
-from cluster.random_bert import random_bert
 from common.errors import InputError, exit_on_input_error
 from common.paths import ROOT
 from common.timeline.boxes import Timeline, shortest_step

@@ -1,6 +1,6 @@
 """A BERT with random weights, large enough to show a network's bandwidth; it is created once, without a download.
 
-    python -m cluster.random_bert 8M    # prints a folder for --model_name_or_path, with the tokenizer of the tiny model
+    python -m cluster.demo.random_bert 8M    # prints a folder for --model_name_or_path, with tiny's tokenizer
 
 It learns nothing in a few steps. But its gradients are as large as a real model's, and only this matters here.
 """
@@ -43,7 +43,7 @@ def random_bert(size: str) -> Path:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m cluster.random_bert", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="python -m cluster.demo.random_bert", description=__doc__.splitlines()[0])
     parser.add_argument("size", choices=SIZES, help="number of parameters")
     print(random_bert(parser.parse_args().size))
 

@@ -1,12 +1,12 @@
 """The ladder in one table: tasks 1, 2a, 2b and 3 on the embedded data, one after the other.
 
-    python -m cluster.ladder [--workers 4] [--iterations 40] [-- flags for every task, such as --data_dir glue_data/RTE]
-    python -m cluster.ladder --nodes 4 --rate 1gbit --random_bert 22M --batch 8 --iterations 10 -- --do_train
-    python -m cluster.ladder --demo        # four emulated nodes where the system allows them, otherwise this machine
+    python -m cluster.demo.ladder [--workers 4] [--iterations 40] [-- flags of all tasks, such as --data_dir DIR]
+    python -m cluster.demo.ladder --nodes 4 --rate 1gbit --random_bert 22M --batch 8 --iterations 10 -- --do_train
+    python -m cluster.demo.ladder --demo        # on four emulated nodes where the system allows them
 
 "MB passed to collectives" are the tensors that a rank passes in an iteration; the bytes that cross a network are the
 subject of task 4. The times below the table are those of three steps with --timeline; runs/ladder_timeline.png shows
-one of each task. The demo ends with GPT-2 on one and on two workers (cluster/two_workers.py). Task 1 runs on one
+one of each task. The demo ends with GPT-2 on one and on two workers (cluster/demo/two_workers.py). Task 1 runs on one
 worker, the others on --workers, all with the same seed and the same total batch. With --nodes, every worker runs on its
 own emulated node, and all bytes between workers cross links of --rate. Each line comes from the records in runs/demo/;
 the runs of your own commands are elsewhere.
@@ -19,10 +19,10 @@ import json
 import sys
 from dataclasses import dataclass, replace
 
+from cluster.demo.random_bert import SIZES, random_bert
+from cluster.demo.two_workers import show_two_workers
 from cluster.emulate import on_nodes, why_not
 from cluster.launch import run_silently
-from cluster.random_bert import SIZES, random_bert
-from cluster.two_workers import show_two_workers
 from common.errors import InputError, exit_on_input_error
 from common.figures import bars
 from common.paths import ROOT

@@ -1,6 +1,6 @@
 """GPT-2 on one and on two workers: what a second core gains when a step is mostly computation.
 
-    python -m cluster.two_workers [--steps 6]      # also the end of `make demo`
+    python -m cluster.demo.two_workers [--steps 6]      # also the end of `make demo`
 
 Task 2b's run_gpt2.py runs three times with the same batch per worker: on one worker with one thread, on two workers
 with one thread each, and on one worker with all threads. The first is the baseline of the speed-up. Tokens per second
@@ -84,13 +84,17 @@ def table(speeds: list[Speed]) -> str:
         ratio = speed.tokens_per_second / speeds[0].tokens_per_second
         lines.append(f"{speed.name:<26} {speed.tokens_per_second:9.0f} {ratio:9.2f}   {speed.warning}".rstrip())
     if any(speed.warning for speed in speeds):
-        lines.append("Other programs were busy, so these figures do not count; repeat: python -m cluster.two_workers")
+        lines.append(
+            "Other programs were busy, so these figures do not count; repeat: python -m cluster.demo.two_workers"
+        )
     return "\n".join([*lines, ""])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m cluster.two_workers", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m cluster.demo.two_workers",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--steps", type=int, default=STEPS, help="steps of each run, the first is not counted")
     arguments = parser.parse_args()
