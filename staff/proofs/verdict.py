@@ -116,7 +116,7 @@ def _judge_once(entry: BankEntry, tests: Tests, seed: int) -> Judged:
         with tempfile.TemporaryDirectory() as tree:
             write_files(changed_files(entry), Path(tree))
             return Judged(entry, grade(Path(tree), [test.id for test in tests.values()], seed), seed)
-    except Exception as error:
+    except Exception as error:  # one entry must not end the others of its bank
         words = str(error) if isinstance(error, (InputError, TimeoutError)) else f"{type(error).__name__}: {error}"
         return Judged(entry, seed=seed, error=" ".join(words.split())[:LONGEST_ERROR])
 

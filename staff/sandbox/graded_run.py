@@ -121,7 +121,7 @@ def run_graded(
             _, errors = process.communicate()
             text = errors.decode(errors="replace")[-2000:]
             return Outcome(process.returncode or 70, False, deadline_s, 0.0, 0, f"the supervisor has died: {text}")
-        except BaseException:
+        except BaseException:  # Ctrl-C, too, leaves no supervisor behind
             process.kill()
             raise
 
@@ -181,8 +181,8 @@ def _in_child(try_it: Callable[[], object]) -> bool:
         try:
             try_it()
             code = 0
-        except BaseException:
-            pass  # the exit code says it
+        except BaseException:  # whatever it raises, this child ends; the exit code says it
+            pass
         finally:
             os._exit(code)
     return os.waitpid(pid, 0)[1] == 0
