@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from grader.wire.values import Fields
-
 if TYPE_CHECKING:  # what a function finds in a rank
     from grader.inside.tools import Context, copy_of, hold, release
     from tests.beyond.toy_in_rank import Toy
@@ -59,7 +57,7 @@ class BlocksToy(nn.Module):
     (the rank that is one key behind, or None); inputs: values (of each parameter), uses.
     """
 
-    def __init__(self, context: Context, inputs: Fields) -> None:
+    def __init__(self, context: Context, inputs: dict[str, Any]) -> None:
         arguments = context.arguments
         super().__init__()
         self.toy = Toy(arguments, self.reached)
@@ -69,7 +67,7 @@ class BlocksToy(nn.Module):
             parameter.data.copy_(value)
         self.blocks = [self._block(place, members) for place, members in enumerate(arguments["blocks"])]
         self.sharded: Any = None  # the student's model, once it is built
-        self.notes: Fields = {}
+        self.notes: dict[str, Any] = {}
 
     def _block(self, place: int, members: Sequence[int]) -> ToyBlock:
         return ToyBlock([self.toy.layers[k] for k in members], lambda h: self.compute(place, h))

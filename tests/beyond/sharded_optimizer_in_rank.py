@@ -9,8 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from grader.wire.values import Fields
-
 if TYPE_CHECKING:  # what a function finds in a rank
     from grader.inside.tools import Context, copy_of, dtype_of, hold, release
     from tests.beyond.toy_in_rank import Toy, run_backward
@@ -23,7 +21,7 @@ class ShardedToy:
     weight_decay, late (the rank that is one gradient behind, or None); inputs: values (of each parameter).
     """
 
-    def __init__(self, context: Context, lesson: ModuleType, inputs: Fields) -> None:
+    def __init__(self, context: Context, lesson: ModuleType, inputs: dict[str, Any]) -> None:
         arguments = context.arguments
         self.context, self.inputs, self.late = context, inputs, arguments["late"]
         self.toy = Toy(arguments, self.reached)
@@ -31,7 +29,7 @@ class ShardedToy:
             parameter.data.copy_(value)
         blocks = [nn.ModuleList([self.toy.layers[k] for k in block]) for block in arguments["blocks"]]
 
-        def make_optimizer(groups: list[Fields]) -> Optimizer:
+        def make_optimizer(groups: list[dict[str, Any]]) -> Optimizer:
             return getattr(torch.optim, arguments["optimizer"])(groups, **arguments["options"])
 
         options = {"weight_decay": arguments["weight_decay"], "stage": arguments["stage"]}
@@ -60,7 +58,7 @@ class ShardedToy:
         return [parameter.detach().clone() for parameter in self.toy.numbered]
 
 
-def described(name: str, values: list[Any]) -> Fields:
+def described(name: str, values: list[Any]) -> dict[str, Any]:
     """Return the tensor of each bucket, and its dtype."""
     tensors = {f"{name} {i}": copy_of(value) for i, value in enumerate(values)}
     return tensors | {f"{name} {i}'s dtype": dtype_of(value) for i, value in enumerate(values)}
