@@ -147,7 +147,7 @@ MISTAKES: dict[str, Callable[[OneParameter], Any]] = {  # mistake -> what it lea
     "every worker still has its own gradient, which was never passed to a collective: do you send param.grad (the "
     "tensors of state_dict() have none), and do you also send the last bucket?":
         lambda g: g.filled(np.inf) if g.was_sent else g.own,
-    "every gradient is {ranks}.000 times the mean on {ranks} workers: did you divide by world_size, as "
+    "every gradient is the sum of the workers' gradients, not their mean: did you divide by world_size, as "
     "dist.get_world_size() gives it, and in place (/= or div_)?": lambda g: g.all.sum(0),
     "the gradient is still the worker's own: the result did not get into param.grad (.to(dtype), .clone() and "
     "param.grad / n are new tensors: copy the mean back), or it was sent back without a mean": lambda g: g.own,
@@ -179,7 +179,7 @@ def mistakes_of(ranks: int) -> dict[str, Callable[[OneParameter], Any]]:
         for number in range(2, 17)
         if number != ranks
     }
-    return {sentence.format(ranks=ranks): left for sentence, left in MISTAKES.items()} | divisors
+    return MISTAKES | divisors
 
 
 def divided_by(number: int) -> Callable[[OneParameter], Any]:

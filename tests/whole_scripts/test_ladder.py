@@ -142,8 +142,8 @@ def equal(some: Arrays, others: Arrays) -> bool:
 
 def cause_at(step: int) -> str:
     if step == 0:
-        return "the first batch differs: do the workers together draw the batch of one worker, with config.seed?\n"
-    return "the first steps agree, then the runs diverge: check gradients, learning rate and the next epoch's order\n"
+        return "the first batch differs: do the workers together draw the batch of one worker, with config.seed?"
+    return "the first steps agree, then the runs diverge: check gradients, learning rate and the next epoch's order"
 
 
 class ScriptRun:
@@ -174,7 +174,7 @@ class ScriptRun:
 
     def fail(self, cause: str = "", observed: str = "") -> None:
         where = f"{workers(self.ranks)}: "
-        self.grade.fail(cause and where + cause, observed if cause else where + observed)
+        self.grade.fail(cause and where + cause, observed if cause else where + observed, cause)
 
     def check(self) -> None:
         self.check_start()
@@ -210,8 +210,9 @@ class ScriptRun:
             got = sorted(number for trace in self.traces for number in trace.batches[step])
             if got != right:
                 self.fail(
-                    f"{cause_at(step)}step {step + 1}: the workers together train on the examples {got}, one worker "
-                    f"with --seed {self.seed} trains on {right}"
+                    cause_at(step),
+                    f"step {step + 1}: the workers together train on the examples {got}, one worker "
+                    f"with --seed {self.seed} trains on {right}",
                 )
 
     def check_moved(self) -> None:
@@ -239,10 +240,11 @@ class ScriptRun:
         if wrong:
             step = wrong[0]
             summed = abs(losses[step] - self.ranks * expected[step]) <= self.ranks * SAME and self.ranks > 1
-            cause = f"the recorded loss is a sum over the workers: {CHANGED_LOSS}\n" if summed else cause_at(step)
+            cause = f"the recorded loss is a sum over the workers: {CHANGED_LOSS}" if summed else cause_at(step)
             self.fail(
-                f"{cause}step {step + 1}: the workers have the mean loss {losses[step]:.6f}, one worker with "
-                f"all their examples has {expected[step]:.6f}"
+                cause,
+                f"step {step + 1}: the workers have the mean loss {losses[step]:.6f}, one worker with "
+                f"all their examples has {expected[step]:.6f}",
             )
 
     def check_metrics(self, logits: np.ndarray) -> None:
