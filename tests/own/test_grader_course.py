@@ -83,11 +83,6 @@ def solved():
     model = 1
     raise NotImplementedError("TODO x.8: solve")
     # END TODO x.8
-
-def help_more():
-    # TODO(cos598d) x.2: the second part, which is not written
-    raise NotImplementedError("TODO x.2: help")
-    # END TODO x.2
 """
 TESTS = """
 import pytest
