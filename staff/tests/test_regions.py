@@ -100,6 +100,15 @@ def test_a_students_lines_come_back_as_they_were_written_and_go_to_another_inden
     assert carried == f"# TODO(cos598d) 1.2: again\n{BODY}\n# END TODO 1.2\n"
 
 
+def test_blank_lines_before_a_body_do_not_change_its_strings():
+    source = '# TODO(cos598d) 1.2: x\n\ntext = """a\n  b"""\n# END TODO 1.2\n'
+    target = "if x:\n    # TODO(cos598d) 1.2: again\n    pass\n    # END TODO 1.2\n"
+
+    carried = replace_block(target, find_blocks(target)[0], find_blocks(source)[0].body)
+
+    assert '\n    text = """a\n  b"""\n' in carried
+
+
 @pytest.mark.parametrize("body", ["", "# soon", 'raise NotImplementedError("TODO 1.2: compute")'])
 def test_the_placeholder_or_nothing_is_not_an_attempt(body):
     assert not find_blocks(f"# TODO(cos598d) 1.2: x\n{body}\n# END TODO 1.2\n")[0].attempted

@@ -140,6 +140,12 @@ def test_a_rank_is_kept_from_what_anybody_may_do(folder, wall, try_it):
     assert "Error" not in behind(folder, (), try_it)
 
 
+def test_a_limit_cannot_be_raised_again(folder):
+    answer = behind(folder, ("limits",), lambda: resource.getrlimit(resource.RLIMIT_FSIZE), file=1)
+
+    assert answer == str((1 << 20, 1 << 20))
+
+
 @pytest.mark.parametrize("walls", [("seccomp",), ("network", "seccomp")])
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_UNIX, socket.AF_NETLINK])
 def test_only_a_probe_that_needs_sockets_may_make_them(folder, walls, family):

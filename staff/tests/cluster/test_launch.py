@@ -136,6 +136,12 @@ def test_the_first_failure_is_shown_first_and_once_and_the_others_are_stopped(st
     assert processes_with(script.parent) == []
 
 
+def test_of_many_lines_of_a_failed_rank_the_last_are_shown(stub):
+    result = launch(stub("rank_0_fails_after_many_lines"))
+
+    assert "[0] RuntimeError: the reason" in result.stderr.splitlines()
+
+
 @pytest.mark.parametrize(("name", "first", "code"), [
     ("all_fail_alike", r"rank \d failed first: exit code 1\. Its last lines:\n\[\d\] error: the same everywhere\n", 1),
     ("rank_0_stops_because_of_rank_2", "rank 2 failed first: exit code 7\n", 7),  # though it ended later

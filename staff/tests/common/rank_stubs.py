@@ -20,6 +20,13 @@ STUBS = {
             raise RuntimeError('the reason')
         signal.pause()
         """,
+    "rank_0_fails_after_many_lines": """
+        wait_for_all()
+        if rank == '0':
+            print('a line\\n' * 99, file=sys.stderr)
+            raise RuntimeError('the reason')
+        signal.pause()
+        """,
     "all_fail_alike": "raise SystemExit('error: the same everywhere')",
     "rank_0_stops_because_of_rank_2": """
         wait_for_all()

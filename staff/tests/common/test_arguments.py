@@ -52,6 +52,7 @@ def here(monkeypatch):
     ("task1_single", REAL, {"learning_rate": 5e-5, "num_train_epochs": 3, "max_seq_length": 128}),
     ("task1_single", f"{REAL} --task_name SST-2 --max_steps -3", {"task_name": "sst-2", "max_steps": 0}),
     ("task2a_gather_scatter", "--world_size 4 --local_rank 3", {"rank": 3, "per_gpu_train_batch_size": 16}),  # of 64
+    ("task2a_gather_scatter", "--world_size 4 --local_rank 1 --per_gpu_train_batch_size 8", {"total_batch_size": 32}),
     ("task1_single", "--do_train", {"do_train": True, "do_eval": False}),
     ("task1_single", "--do_eval", {"do_train": False, "do_eval": True}),
     ("task1_single", "--num_train_epochs 3.0", {"num_train_epochs": 3}),  # as the course writes it

@@ -1,7 +1,10 @@
 """What a user sees of an error: one line for wrong input and an unsolved region, the whole of any other."""
 
+import json
+
 import pytest
 
+from common.workers.frames import frames_of, place
 from staff.tests.cluster.started_processes import run
 
 PROGRAM = """
@@ -29,3 +32,13 @@ def test_wrong_input_and_an_open_region_are_one_line_and_every_other_error_is_se
     lines = done.stderr.splitlines()
     assert (done.returncode, lines[-1]) == (code, last)
     assert len(lines) == 1 if last.startswith("error: ") else lines[0].startswith("Traceback")
+
+
+def test_an_error_is_at_the_innermost_line_that_is_in_no_library():
+    def inner():
+        json.loads("{")
+
+    with pytest.raises(ValueError, match="Expecting") as raised:
+        inner()
+
+    assert place(frames_of(raised.value.__traceback__)).endswith(f"test_errors.py:{inner.__code__.co_firstlineno + 1}")

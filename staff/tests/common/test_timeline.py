@@ -11,8 +11,10 @@ import torch
 from common.paths import ROOT
 from common.timeline.boxes import Box, Step, Timeline, Wait
 from common.timeline.parts import NAMES, parts
+from common.timeline.picture import NETWORK_ROW, PROCESS, RANK, rectangles
 from common.timeline.spans import duration, spans_of, within
 from common.timeline.trace import read_trace
+from common.timeline.waiting import Blocked, WaitMessage, waits
 from staff.tests import workers
 from staff.tests.common.made_timelines import after_backward, during_backward
 from staff.tests.common.timeline_ranks import LAYERS, SIZE, SLEEP, SLOW
@@ -32,6 +34,19 @@ def test_the_parts_of_a_step_add_up_to_it():
     without_collective = (Box(0, "process", "forward", 0.0, 0.2, waits=(Wait(0.2, 0.5, 1),)),)
     (row,) = parts(Timeline("threads", 1, (Step(0, 0, 0.0, 0.6),), without_collective))
     assert (row.computing, row.waiting, row.other) == pytest.approx((0.2, 0.3, 0.1))
+
+
+def test_a_rank_that_goes_on_before_the_last_one_arrives_waits_no_longer():
+    late, early = WaitMessage("gather", 0.5, 0.6, other=0), WaitMessage("gather", 0.0, 0.2, other=0)
+
+    assert waits(1, early, {0: late, 1: early}, Blocked(0.0, 0.2, 0), []) == [Wait(0.0, 0.2, 0)]
+
+
+def test_messages_that_travel_at_the_same_time_share_the_thin_row_of_their_rank():
+    drawn = [one for one in rectangles(during_backward(), 1) if one.box.row == "network"]
+
+    assert len({one.top for one in drawn}) == 2
+    assert max(one.top + one.height for one in drawn) == pytest.approx(RANK + PROCESS + NETWORK_ROW)
 
 
 # ------------------------------------------------------------------------------------ real ranks, made to fit

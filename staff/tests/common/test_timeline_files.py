@@ -57,7 +57,9 @@ def test_a_trace_that_cannot_be_used_is_refused_in_one_line(tmp_path, damage, me
 
 
 def test_a_page_needs_no_network_and_is_not_ended_by_its_data(tmp_path):
-    made = replace(after_backward(), title="</script><b>@data@ & co", notes=("<i>@title@",))
+    made = replace(
+        after_backward(), title="</script><b>@data@ & co", notes=("<i>@title@",), labels=("</script>", *"123")
+    )
     write_page(made, tmp_path / "timeline.html")
 
     page = (tmp_path / "timeline.html").read_text()
