@@ -309,6 +309,16 @@ def test_a_course_without_a_task_asks_for_nothing_of_it(tmp_path):
     )
 
 
+def test_words_below_a_question_that_the_course_has_dropped_are_kept_in_a_copy(tmp_path):
+    report, question = build_report(tmp_path, COURSE).markdown, "words: 4_batch -->\n"
+    report.write_text(report.read_text().replace(question, f"{question}Mine.\n", 1))
+
+    without_traffic = {name: task for name, task in COURSE.tasks.items() if name != "4"}
+    kept = build_report(tmp_path, replace(COURSE, tasks=without_traffic)).kept_copy
+
+    assert kept and "Mine." in kept.read_text() and "Mine." not in report.read_text()
+
+
 def test_whatever_a_student_writes_becomes_pages_and_the_same_text_the_same_bytes(tmp_path):
     folder = tmp_path / "report"
     folder.mkdir()
