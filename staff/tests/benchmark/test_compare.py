@@ -90,6 +90,7 @@ def test_figures_are_those_of_the_rounds_after_the_warm_up(compared, rounds):
         assert row["loss_difference"] < 1e-5 and row["last_loss"] == pytest.approx(rounds.losses[0][-1], abs=1e-5)
         assert row["norm"] == pytest.approx(rows["single"]["norm"], rel=1e-4)
         assert 0 < row["metric"] < 0.2  # ten steps: about as good as guessing one of 64
+    assert {len(norms) for norms in rounds.norms} == {len(rounds.seconds)}  # none of the traced steps
     assert [rows[name]["sent_bytes"] for name in ("single", "ddp")] == [0, rows["ddp again"]["sent_bytes"]]
     times = [row["step_ms"] for row in rows.values() if "step_ms" in row]
     assert times == sorted(times)
