@@ -84,7 +84,7 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(str(error)) from None
     config.stash[ENTRIES], config.stash[COPIES] = {}, {}
     path = config.getoption("--report") or os.environ.get("COS598D_REPORT") or ""
-    config.stash[WRITTEN] = report.Report(path, course.bonus_tasks)
+    config.stash[WRITTEN] = report.Report(path, course.bonus_regions)
     config.stash[WEIGHTS] = Weights(config.rootpath, course)
 
 

@@ -153,13 +153,17 @@ def _code(tree: Path, course: Course, findings: Findings) -> str:
     for task in course.tasks.values():
         rows = [row for row in course.regions.values() if row.task == task.id]
         solved = [row for row in rows if row.id in bodies and row.id not in still_open]
-        text += f"### {task.title}{' (bonus)' if task.bonus else ''}\n\n" if solved or not task.bonus else ""
+        text += (
+            f"### {task.title}{' (bonus)' if (bonus := task.id in course.bonus_tasks) else ''}\n\n"
+            if solved or not bonus
+            else ""
+        )
         for row in solved:
             lines = "\n\n".join(body.strip("\n") for body in bodies[row.id])
             fence = "````" if "```" in lines else "```"
             title = row.title.replace("_", "\\_")  # Markdown would take __init__ for bold
             text += f"#### {row.id} {title} ({row.file})\n\n{fence}python\n{lines}\n{fence}\n\n"
-        if (unsolved := [row.id for row in rows if row not in solved]) and not task.bonus:
+        if unsolved := [row.id for row in rows if row not in solved and not row.bonus]:
             text += f"Not solved: {', '.join(unsolved)}.\n\n"
             findings.miss(f"regions {', '.join(unsolved)} are not solved", f"pytest --hint {unsolved[0]}")
     return text

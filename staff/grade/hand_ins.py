@@ -147,7 +147,7 @@ class Grading:
         run["notes"] = texts.notes(run["notes"])
         report = {
             "submission": submission.name,
-            **score_of(tests, self.course.bonus_tasks),
+            **score_of(tests, self.course.bonus_regions),
             "tests": tests,
             "environment": environment() | {"seed": run.get("seed", self.seed)},
             "sandbox": run.pop("sandbox", self.sandbox),

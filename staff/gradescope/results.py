@@ -88,7 +88,7 @@ def _test(test: Entry, text: str, course: Course) -> dict[str, Any]:
         "number": test.region,
         "output": text,
         "output_format": "text",
-        "tags": [course.tasks[test.task].title, *(["bonus"] if test.task in course.bonus_tasks else [])],
+        "tags": [course.tasks[test.task].title, *(["bonus"] if test.region in course.bonus_regions else [])],
         "visibility": visibility(test.id, course),
     }
 

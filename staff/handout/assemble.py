@@ -23,6 +23,7 @@ from course.graded_tests import graded_tests
 from course.manifest import code_digest
 from course.table import Course, files_matching, load_course
 from course.zip_files import mode_of, write_zip
+from staff.handout.imported import with_imports
 from staff.handout.leaks import find_leaks
 from staff.handout.points import with_points
 from staff.handout.regions import Region, find_regions, for_students
@@ -72,7 +73,7 @@ def assemble(root: Path) -> Handout:
 
 def _names(root: Path, course: Course) -> dict[str, str]:
     """Source file -> name in the handout, sorted by name."""
-    names = {file: file for file in files_matching(root, course.ships)}
+    names = {file: file for file in with_imports(root, files_matching(root, course.ships))}
     names |= {files_matching(root, [source])[0]: name for source, name in course.handout.renames.items()}
     if len(set(names.values())) < len(names):
         raise InputError("course.toml: handout.renames maps two files to one name; fix it")

@@ -21,10 +21,11 @@ from staff.tests.handouts import open_handout
 
 pytestmark = pytest.mark.medium
 
-START = """total = 10
+START = """tasks = ["1"]
+total = 10
 may_change = ["task1_single/*", "common/lesson.py"]
 [imports]
-[tasks.1]
+[task.1]
 """
 COURSE = f"""{START}title = "One"
 folder = "task1_single"

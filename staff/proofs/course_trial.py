@@ -1,0 +1,123 @@
+"""Builds a course and grades it as students and instructors will: with pytest, staff.grade and Gradescope's script.
+
+The untouched handout must get 0 points and be "not attempted" everywhere, a solved one all points; nothing may crash.
+"""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.paths import ROOT
+from course.table import NOT_GRADED_HERE, Course
+from staff.grade import result_store
+from staff.grade.submissions import clean_files, write_files
+from staff.handout.assemble import Handout, write
+
+OPEN, SOLVED = "untouched", "solved"
+UNTRIED = {"not attempted", "skipped", NOT_GRADED_HERE}
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One way of grading one hand-in: points that it got, that it should get, and what else was wrong."""
+
+    name: str
+    points: int
+    expected: int
+    wrong: str = ""
+
+    def __str__(self) -> str:
+        return f"{'FAILED' if self.wrong else 'ok':6} {self.name:24} {self.points:4} of {self.expected:4}  {self.wrong}"
+
+
+def run_trials(handout: Handout, course: Course) -> Iterator[Trial]:
+    """Build the course in a folder that is removed at the end, and grade it in each way."""
+    all_points = sum(region.points for region in course.regions.values())
+    with tempfile.TemporaryDirectory(prefix="course-") as name:
+        folder = Path(name)
+        write(handout, folder / OPEN)
+        write_files(handout.files | clean_files(solved=course.regions), folder / SOLVED)
+        hand_ins = {OPEN: 0, SOLVED: all_points}
+        for hand_in, points in hand_ins.items():
+            yield of_tests(f"pytest, {hand_in}", points, pytest(folder / hand_in))
+        graded = folder / "graded"
+        end = run(ROOT, "-m", "staff.grade", *(str(folder / one) for one in hand_ins), "--out", str(graded))
+        for hand_in, points in hand_ins.items():
+            tests = result_store.read(graded, hand_in).tests if not end else []
+            in_book = _in_grade_book(graded / "gradebook.csv", hand_in) if not end else 0
+            trial = of_tests(f"staff.grade, {hand_in}", points, tests, end)
+            differs = f"the grade book has {in_book}" if in_book != trial.points else ""
+            yield Trial(trial.name, trial.points, trial.expected, trial.wrong or differs)
+        source = build_autograder(folder)
+        for hand_in, points in hand_ins.items():
+            yield run_autograder(source, folder / hand_in, points)
+
+
+def of_tests(name: str, expected: int, tests: Sequence[dict[str, Any]], end: str = "") -> Trial:
+    """Judge a report of the graders; `end` says how they ended if they did not grade."""
+    here = [test for test in tests if test["status"] != NOT_GRADED_HERE]
+    wanted = expected - sum(test["max_points"] for test in tests if test not in here) if expected else 0
+    points = sum(test["points"] for test in here)
+    right = {"passed"} if expected else UNTRIED
+    strange = [f"{test['id'].rpartition('::')[2]} {test['status']}" for test in here if test["status"] not in right]
+    wrong = end or ("no test was run" if not tests else ", ".join(strange[:3]))
+    return Trial(name, points, wanted, wrong or ("" if points == wanted else "other points than expected"))
+
+
+def pytest(tree: Path) -> list[dict[str, Any]]:
+    """The tests of a handout, as students run them; none where pytest could not run them."""
+    report = tree.with_suffix(".json")
+    run(tree, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--report", str(report))
+    return json.loads(report.read_text(encoding="utf-8"))["tests"] if report.exists() else []
+
+
+def run(folder: Path, *words: str) -> str:
+    """Run Python; return how it ended if it was neither with 0 nor with 1, which a failed test gives."""
+    environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run([sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True)
+    last = (done.stderr.strip() or done.stdout.strip()).rpartition("\n")[2]
+    return "" if done.returncode in (0, 1) else f"exit code {done.returncode}: {last}"
+
+
+def _in_grade_book(path: Path, hand_in: str) -> int:
+    rows = csv.DictReader(path.read_text(encoding="utf-8").splitlines())
+    return next((int(row["score"]) + int(row["bonus"]) for row in rows if row["submission"] == hand_in), 0)
+
+
+def build_autograder(folder: Path) -> Path:
+    """Build Gradescope's zip and unpack it as the platform does, set up with this Python."""
+    source = folder / "autograder" / "source"
+    run(ROOT, "-m", "staff.gradescope.build", "--out", str(folder / "autograder.zip"))
+    with zipfile.ZipFile(folder / "autograder.zip") as archive:
+        archive.extractall(source)
+    (source / "run_autograder").chmod(0o755)
+    (source / ".python").write_text(sys.executable)
+    return source
+
+
+def run_autograder(source: Path, hand_in: Path, expected: int) -> Trial:
+    """Grade a hand-in with Gradescope's script, and judge its results.json."""
+    name, folder = f"Gradescope, {hand_in.name}", source.parent
+    submission = folder / "submission"
+    submission.unlink(missing_ok=True)
+    submission.symlink_to(hand_in)
+    (folder / "results").mkdir(exist_ok=True)
+    environment = os.environ | {"TIMEOUT": "1200"}
+    done = subprocess.run([source / "run_autograder", folder], env=environment, capture_output=True, text=True)
+    content = json.loads((folder / "results" / "results.json").read_text(encoding="utf-8"))
+    if done.returncode:
+        return Trial(name, 0, expected, f"exit code {done.returncode}: {done.stderr.strip().rpartition(chr(10))[2]}")
+    score = content["score"]
+    not_here = sum(test["max_score"] for test in content["tests"] if test["output"].startswith(NOT_GRADED_HERE))
+    wanted = expected - not_here if expected else 0
+    failed = [test["name"] for test in content["tests"] if expected and test["status"] != "passed"]
+    wrong = "no test was run" if not content["tests"] else ", ".join(failed[:3]) if not not_here else ""
+    return Trial(name, score, wanted, wrong or ("" if score == wanted else "other points than expected"))
