@@ -12,7 +12,7 @@ from common.errors import InputError
 from grader.verdicts import GRADER_FAILED
 from staff.grade.submissions import write_files
 from staff.proofs.bank import FILE, VARIANTS, BankEntry, changed_files
-from staff.proofs.grading_pool import Graded, Test, TestResult, grade, worker_processes
+from staff.proofs.grading_pool import Graded, GraderResult, Test, grade, worker_processes
 
 LONGEST_ERROR = 500  # characters
 COPIES = "copies"  # stands for the test of a file's copies; graders have names that begin with test_
@@ -29,7 +29,7 @@ class Judged:
     error: str = ""
 
     @property
-    def results(self) -> dict[str, TestResult]:
+    def results(self) -> dict[str, GraderResult]:
         return self.graded.results
 
     @property

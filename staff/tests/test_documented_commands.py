@@ -62,7 +62,7 @@ ELSEWHERE = {
     r"\$(bert|m)\b": "uses a variable of the line above (test_traffic.py, test_task_scripts.py)",
     r"^paste ": "reads what a run has left; the command above it makes that",
     r"submit\.py": "test_submit_*.py, staff/tests/test_copies.py",
-    r"pytest -q tests/own/test_glue.py|-m pytest --hint": "test_glue.py, test_grader_course.py",
+    r"pytest -q staff/tests/common/test_glue.py|-m pytest --hint": "test_glue.py, test_grader_course.py",
     r"staff\.(attacks|sandbox|grade|mistakes|gradescope|proofs)|staff/gradescope": "staff's tests",
     r"runs/task4_\$|for batch|compare\.py": "test_traffic.py",
 }
