@@ -122,7 +122,7 @@ class Course:
         return next(rows, None)
 
     def all_needs(self, region_id: str, *more: str) -> tuple[str, ...]:
-        """`more`, and every region that these build on, directly or not, in the table's order. What a test needs and the
+        """`more`, and every region that these build on, directly or not, in the table's order. What the
         course leaves out is given out solved, and so not among them."""
         todo, needs = [*self.regions[region_id].needs, *more], set[str]()
         while todo:

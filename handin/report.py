@@ -153,11 +153,8 @@ def _code(tree: Path, course: Course, findings: Findings) -> str:
     for task in course.tasks.values():
         rows = [row for row in course.regions.values() if row.task == task.id]
         solved = [row for row in rows if row.id in bodies and row.id not in still_open]
-        text += (
-            f"### {task.title}{' (bonus)' if (bonus := task.id in course.bonus_tasks) else ''}\n\n"
-            if solved or not bonus
-            else ""
-        )
+        is_bonus = task.id in course.bonus_tasks
+        text += f"### {task.title}{' (bonus)' if is_bonus else ''}\n\n" if solved or not is_bonus else ""
         for row in solved:
             lines = "\n\n".join(body.strip("\n") for body in bodies[row.id])
             fence = "````" if "```" in lines else "```"

@@ -80,7 +80,7 @@ def test_the_first_25_lines_are_the_course_and_the_rest_of_the_table_is_not_need
 
     table = tomllib.loads(first.partition("\n# === ")[0])
     assert {"name", "title", "tasks", "graded", "total", "bonus"} <= table.keys() and "due.1 = " in first
-    assert "[task." not in first and "may_change" not in first
+    assert "[task." not in first
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,10 @@ def test_what_builds_on_a_region_that_is_left_out_builds_on_what_that_one_builds
         ({"tasks": ["1", "b"], "bonus": 0}, ["tasks names 'b', but bonus = 0"]),
         ({"graded": ["b.99"]}, ["graded: expected regions of bonus lessons, got 'b.99'"]),
         ({"graded": ["1.1"]}, ["graded: region 1.1 is no bonus lesson"]),
-        ({"total": 20}, [f"total = 20 leaves no point for region {id}" for id in ("2b.2", "2b.4", "2b.6", "2b.8")]),
+        (
+            {"total": 20},
+            [f"total = 20 leaves no point for region {id}" for id in ("2b.2", "2b.4", "2b.6", "2b.8", "4.1")],
+        ),
         ({"name": "COS 598"}, ["name: expected small letters and digits"]),
         ({"due": {"1": "2026-02-13T23:59:00"}}, ["due.1: expected a time with its zone"]),
         ({"due": {"1": '"next week"'}}, ["due.1: expected a time with its zone"]),
