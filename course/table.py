@@ -331,10 +331,12 @@ def score_of(tests: Iterable[Mapping[str, Any]], bonus_regions: Collection[str])
 
 
 def score_in_words(report: Mapping[str, Any]) -> str:
-    """Return "96 of 100 points", the bonus points apart from them, and how many points were not graded here."""
+    """Return "96 of 100 points", the bonus points apart from them, how many points were not graded here, and whether
+    hidden tests give more."""
     bonus = f" and {report['bonus']} of {report['max_bonus']} bonus points" if report.get("max_bonus") else ""
     missing = f", {report['not_graded_here']} not graded here" if report.get("not_graded_here") else ""
-    return f"{report['score']} of {report['max_score']} points{bonus}{missing}"
+    hidden = "; hidden tests give the rest" if report.get("hidden") else ""
+    return f"{report['score']} of {report['max_score']} points{bonus}{missing}{hidden}"
 
 
 def files_matching(root: Path, patterns: Iterable[str]) -> list[str]:

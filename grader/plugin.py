@@ -186,7 +186,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         entry = Entry(item.nodeid, course.regions[mark.region].task, mark.region, report.PENDING)
         entry.take(not_graded_here(item) or TimedOut(report.NOT_REACHED))
         to_come.append(entry)
-        weights.tests[item.nodeid] = mark
+    weights.take(course, {item.nodeid: mark for item, mark in graded_items})
     weights.share_out(course, to_come)
     session.config.stash[WRITTEN].expect(to_come)
     if session.items and all(mark_of(item).region or item.get_closest_marker("carried") for item in session.items):

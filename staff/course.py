@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from common.errors import exit_on_input_error
 from common.paths import ROOT
 from course.table import Course, RegionRow, Task, read_course
+from staff.grade import hidden_tests
 from staff.handout.assemble import Handout, assemble
 from staff.proofs.course_trial import Trial, run_trials
 
@@ -32,6 +33,8 @@ def table(course: Course) -> Iterator[str]:
         for is_bonus in (False, True):
             if part := [row for row in rows if row.bonus == is_bonus]:
                 yield from _lines(task, part, course)
+    if kind := course.hidden.get("visibility"):
+        yield f"hidden tests: {kind}"
     if course.dropped:
         yield f"left out: {', '.join(course.dropped)}"
 
@@ -62,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if not contradictions:
         print("\n".join(table(course)))
         handout = assemble(ROOT)
-        contradictions = handout.problems
+        contradictions = [*hidden_tests.contradictions(course), *handout.problems]
         if course.dropped:
             print(given_solved(handout))
         if options.tries and not contradictions:

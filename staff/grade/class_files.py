@@ -2,7 +2,7 @@
 
 import contextlib
 import statistics
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,16 @@ from staff.grade import gradebook, pages, result_store
 from staff.grade.gradebook import GradedHandIn
 
 
-def write_class(out: Path, names: Sequence[str], course: Course, footer: str) -> list[dict[str, Any]]:
-    """Write both files for those of `names` that are graded, in this order. Returns the figures of each.
+def write_class(
+    out: Path, names: Sequence[str], course: Course, footer: str, without: Collection[str] = ()
+) -> list[dict[str, Any]]:
+    """Write both files for those of `names` that are graded, and for all others that were ever graded into this folder,
+    in the order of their names. Returns the figures of each.
 
     Parts of a class may call it at the same time: one after the other writes.
     """
     with locked(out / ".gradebook"):
+        names = sorted({*names, *result_store.graded(out)} - {*without})
         rows = [row for name in names for row in _graded(out, name, course)]
         missing = sorted(set(names) - {row.name for row in rows})
         gradebook.write_csv(out / "gradebook.csv", rows, course)

@@ -27,6 +27,7 @@ from course.table import NOT_GRADED_HERE, Course, files_matching, load_course, s
 from grader.session import SEED_BITS
 from staff.grade import result_store, texts
 from staff.grade.gradebook import GradedHandIn
+from staff.grade.hidden_tests import check, visible_part
 from staff.grade.own_process import Unfinished, run_apart
 from staff.grade.own_texts import Opened, Tests, digest, nothing, open_into, page, read_report, unreadable
 from staff.grade.submissions import Submission, clean_files
@@ -45,12 +46,6 @@ def grader_files() -> list[str]:
     tasks = load_course().tasks.values()
     files = [file for task in tasks for file in task.tests] + [file for task in tasks for file in task.whole]
     return [file for file in dict.fromkeys(files) if (ROOT / file).exists()]
-
-
-def hidden_files() -> list[str]:
-    """The graders that only the autograder runs."""
-    patterns = load_course().hidden.get("tests", [])
-    return [file for file in files_matching(ROOT, patterns) if Path(file).name.startswith("test_")]
 
 
 @dataclass
@@ -73,6 +68,7 @@ class Grading:
     def prepare(cls, out: Path, scratch: Path, files: Sequence[str], *, seed: int | None, deadline: float) -> "Grading":
         """The clean tree and the list of tests, made once."""
         course = load_course()
+        check(course)
         catalogue, graders = collect(scratch, files), digest(*_graders(files))
         return cls(out, scratch, course, clean_files(), files, catalogue, graders, probe(), seed, deadline)
 
@@ -152,13 +148,15 @@ class Grading:
             "environment": environment() | {"seed": run.get("seed", self.seed)},
             "sandbox": run.pop("sandbox", self.sandbox),
         }
+        row = GradedHandIn(report, run)
+        shown = visible_part(row, self.course)
         try:
-            text = run_apart(page, report, run, self.course, seconds=PAGE_TIME)
+            text = run_apart(page, shown.report, run, self.course, seconds=PAGE_TIME)
         except Unfinished as error:
             run["notes"] = [*run["notes"], f"the student's page could not be written: {error}"]
-            text = f"<!doctype html><title>Points</title><p>{score_in_words(report)}</p>"
-        result_store.keep(self.out, report, run, text)
-        return GradedHandIn(report, run)
+            text = f"<!doctype html><title>Points</title><p>{score_in_words(shown.report)}</p>"
+        result_store.keep(self.out, row, shown.report, text)
+        return row
 
 
 def _graders(tests: Sequence[str]) -> Iterator[bytes]:

@@ -21,7 +21,11 @@ def with_imports(root: Path, files: Iterable[str]) -> list[str]:
 
 
 def _imports(root: Path, file: str) -> Iterator[str]:
-    for module in _modules(ast.parse((root / file).read_bytes()).body):
+    try:
+        body = ast.parse((root / file).read_bytes()).body
+    except SyntaxError:  # leaks.py says so
+        return
+    for module in _modules(body):
         path = Path(*module.split(".")).with_suffix(".py")
         if (root / path).is_file():
             folder = path.parent.as_posix()
