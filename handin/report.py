@@ -24,7 +24,6 @@ from handin.student import Student, remembered
 from handin.traffic import traffic
 from handin.words import is_unchanged_outside, read_words, section, with_fingerprint
 
-TITLE = "Distributed Training of Language Models"
 EXPLAINED = (
     "<!-- Built by `python submit.py report`. Write between the lines `your words` and `end of your words`: only that "
     "is kept when the report is built again. -->\n\n"
@@ -107,13 +106,15 @@ def build_report(tree: Path, course: Course, student: Student | None = None, fol
     body += f"## Appendix: code\n\n{_code(tree, course, findings)}"
     if empty:
         findings.miss(f"answers to {len(empty)} questions: {', '.join(empty)}", "edit report/report.md")
-    text = with_fingerprint(f"# {TITLE}\n\n{student.lines if student else ''}{EXPLAINED}{_unfinished(findings)}{body}")
+    text = with_fingerprint(
+        f"# {course.title}\n\n{student.lines if student else ''}{EXPLAINED}{_unfinished(findings)}{body}"
+    )
     kept_copy = None
     if earlier and not (is_unchanged_outside(earlier) and words.keys() <= names):
         copies = (path.with_name(f"report.old{number}.md") for number in itertools.count(1))
         kept_copy = path.rename(next(copy for copy in copies if not copy.exists()))
     pdf = path.with_name(f"{student.stem if student else 'draft'}.pdf")
-    content = markdown_to_pdf(text, path.parent, TITLE, student.name if student else "")
+    content = markdown_to_pdf(text, path.parent, course.title, student.name if student else "")
     for target, data in ((path, text.encode()), (pdf, content)):
         with atomic_write(target, "wb") as file:
             file.write(data)

@@ -20,7 +20,7 @@ from common.paths import ROOT
 from course.table import NOT_GRADED_HERE, Course
 from staff.grade import result_store
 from staff.grade.submissions import clean_files, write_files
-from staff.handout.assemble import Handout, write
+from staff.handout.assemble import Handout, renamed, write
 
 OPEN, SOLVED = "untouched", "solved"
 UNTRIED = {"not attempted", "skipped", NOT_GRADED_HERE}
@@ -45,7 +45,8 @@ def run_trials(handout: Handout, course: Course) -> Iterator[Trial]:
     with tempfile.TemporaryDirectory(prefix="course-") as name:
         folder = Path(name)
         write(handout, folder / OPEN)
-        write_files(handout.files | clean_files(solved=course.regions), folder / SOLVED)
+        solved = {file: renamed(text, course) for file, text in clean_files(solved=course.regions).items()}
+        write_files(handout.files | solved, folder / SOLVED)
         hand_ins = {OPEN: 0, SOLVED: all_points}
         for hand_in, points in hand_ins.items():
             yield of_tests(f"pytest, {hand_in}", points, pytest(folder / hand_in))

@@ -177,11 +177,11 @@ def test_the_command_shows_on_one_screen_what_follows_and_what_contradicts_itsel
 @pytest.mark.parametrize(
     "values",
     [
-        {"tasks": ["1", "2a", "2b", "3"], "bonus": 0},
+        {"tasks": ["1", "2a", "2b", "3"], "bonus": 0, "name": "cs999", "total": 61},
         {"tasks": ["1", "2b", "p"], "bonus": 0},
         {"bonus": 0},
     ],
-    ids=["tasks 1 to 3", "1, 2b and the pipeline", "without the bonus"],
+    ids=["tasks 1 to 3 of a course with another name and total", "1, 2b and the pipeline", "without the bonus"],
 )
 def test_a_changed_course_gives_all_points_to_its_solution_and_none_to_its_handout_however_it_is_graded(tree, values):
     change(tree, lambda text: choose(text, **values))
@@ -213,6 +213,17 @@ def test_points_that_are_exchanged_are_those_of_the_handout_and_of_its_graders(t
     for test in json.loads((tree / "report.json").read_text())["tests"]:
         most[test["region"]] += test["max_points"]
     assert most == {"1.1": 3, "1.2": 5, "1.3": 2, "1.4": 3}
+
+
+@pytest.mark.medium
+def test_a_handout_has_the_name_and_the_title_of_its_course_and_no_other_name(tree):
+    change(tree, lambda text: choose(text, name="cs999", title="Large models"))
+
+    files = assemble(tree).files
+
+    assert [name for name, content in files.items() if b"cos598d" in content.lower()] == []
+    assert b"# TODO(cs999) 1.2: " in files["task1_single/run_glue.py"] and b"CS999_CACHE" in files["common/paths.py"]
+    assert files["README.md"].startswith(b"# Large models: an assignment\n")
 
 
 @pytest.mark.medium
