@@ -1,4 +1,4 @@
-"""Writes the files of a class, gradebook.csv and index.html, from what is kept of each hand-in."""
+"""Writes the files of a class, gradebook.csv, changes.csv and index.html, from what is kept of each hand-in."""
 
 import contextlib
 import statistics
@@ -9,13 +9,14 @@ from typing import Any
 from common.paths import atomic_write, locked
 from course.table import Course
 from staff.grade import gradebook, pages, result_store
+from staff.grade.changes import write_changes
 from staff.grade.gradebook import GradedHandIn
 
 
 def write_class(
     out: Path, names: Sequence[str], course: Course, footer: str, without: Collection[str] = ()
 ) -> list[dict[str, Any]]:
-    """Write both files for those of `names` that are graded, and for all others that were ever graded into this folder,
+    """Write the files for those of `names` that are graded, and for all others that were ever graded into this folder,
     in the order of their names. Returns the figures of each.
 
     Parts of a class may call it at the same time: one after the other writes.
@@ -25,6 +26,7 @@ def write_class(
         rows = [row for name in names for row in _graded(out, name, course)]
         missing = sorted(set(names) - {row.name for row in rows})
         gradebook.write_csv(out / "gradebook.csv", rows, course)
+        write_changes(out / "changes.csv", out, rows)
         if rows:
             with atomic_write(out / "index.html") as file:
                 file.write(pages.class_page(rows, course, footer, missing))

@@ -60,17 +60,20 @@ class Grading:
     catalogue: Tests
     graders: str  # digest of all that decides on points
     sandbox: dict[str, Any]
-    seed: int | None  # None: each hand-in has its own
+    seed: int | None  # None: each hand-in has its own, which it keeps
     deadline: float
+    fresh_inputs: bool = False  # another seed for a hand-in that was graded before, too
     stop: threading.Event = field(default_factory=threading.Event)  # set when the whole run ends early
 
     @classmethod
-    def prepare(cls, out: Path, scratch: Path, files: Sequence[str], *, seed: int | None, deadline: float) -> "Grading":
+    def prepare(
+        cls, out: Path, scratch: Path, files: Sequence[str], *, seed: int | None, deadline: float, fresh: bool = False
+    ) -> "Grading":
         """The clean tree and the list of tests, made once."""
         course = load_course()
         check(course)
         catalogue, graders = collect(scratch, files), digest(*_graders(files))
-        return cls(out, scratch, course, clean_files(), files, catalogue, graders, probe(), seed, deadline)
+        return cls(out, scratch, course, clean_files(), files, catalogue, graders, probe(), seed, deadline, fresh)
 
     def grade(self, submission: Submission) -> tuple[GradedHandIn, bool]:
         """Grade a submission unless that is done already; return its results, and whether it was graded now.
@@ -88,6 +91,8 @@ class Grading:
             run: dict[str, Any] = {
                 "notes": opened.notes,
                 "digest": mark,
+                "hand_in": opened.digest,
+                "seed": self._seed(submission, opened.digest),
                 "peak_pss_mb": None,
                 "output": {},
                 "flags": [],
@@ -115,7 +120,6 @@ class Grading:
     def _run(self, tree: Path, report: Path, run: dict[str, Any]) -> Tests:
         """The graders on a student's tree; every test of the catalogue, in its order."""
         inside = {"TMPDIR": str(self.scratch)}  # so that nothing is left behind, even by a killed run
-        run["seed"] = secrets.randbits(SEED_BITS) if self.seed is None else self.seed
         outcome = run_graded(tree, report, tests=self.files, seed=run["seed"], deadline_s=self.deadline, env=inside)
         try:
             reported = run_apart(read_report, report, seconds=PAGE_TIME)
@@ -131,6 +135,17 @@ class Grading:
         run |= {"notes": notes, "output": reported["output"], "flags": reported["flags"]}
         tests_by_id = {test["id"]: test for test in reported["tests"]}
         return [tests_by_id.get(test["id"], test) for test in self.catalogue]
+
+    def _seed(self, submission: Submission, hand_in: str) -> int:
+        """The seed of its inputs: that of its last grading if it is the same hand-in, so that only what the graders
+        changed changes its points. A new hand-in has a new one, since students can read the old one."""
+        if self.seed is not None:
+            return self.seed
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            before = result_store.read(self.out, submission.name).run
+            if before["hand_in"] == hand_in and not self.fresh_inputs:
+                return int(before["seed"])
+        return secrets.randbits(SEED_BITS)
 
     def _kept(self, submission: Submission, mark: str) -> GradedHandIn | None:
         """The results of an earlier run, if neither the submission nor the graders have changed since."""

@@ -7,6 +7,7 @@
                      /run.json            for staff: time, memory, notes, what to look at by hand, and `all`: the points
                                           and messages of every test, where some are hidden (hidden_tests.py)
                      /output.json         for staff: what ranks printed
+                     /earlier.json        for staff: the tests of the grading before, if the hand-in was graded again
 
 The names of hand-ins are in a folder of their own, so no hand-in can be called as a file of the class.
 """
@@ -47,6 +48,14 @@ def _load(out: Path, name: str, file: str) -> dict[str, Any]:
     return json.loads((folder_of(out, name) / file).read_text(encoding="utf-8"))
 
 
+def earlier(out: Path, name: str) -> dict[str, Any]:
+    """The tests of the grading before the last, and the digest of what was handed in then; empty without one."""
+    try:
+        return _load(out, name, "earlier.json")
+    except (OSError, ValueError):
+        return {}
+
+
 def graded(out: Path) -> list[str]:
     """The names of all hand-ins whose results are kept here, in order."""
     return sorted(path.parent.name for path in (out / HAND_INS).glob("*/report.json"))
@@ -57,6 +66,9 @@ def keep(out: Path, row: GradedHandIn, shown: dict[str, Any], page: str) -> None
     folder, run = folder_of(out, row.name), dict(row.run)
     if shown.get("hidden"):
         run["all"] = {key: value for key, value in row.report.items() if shown.get(key) != value} | {"hidden": False}
+    with contextlib.suppress(OSError, ValueError, KeyError):  # not graded before, or damaged
+        before = read(out, row.name)
+        write(folder / "earlier.json", json.dumps({"hand_in": before.run.get("hand_in"), "tests": before.tests}))
     (folder / "report.json").unlink(missing_ok=True)  # of what was handed in before: not done any more
     write(folder / "output.json", json.dumps(run["output"], indent=1))
     write(folder / "run.json", json.dumps({key: run[key] for key in run if key != "output"}, indent=1))

@@ -32,6 +32,7 @@ from staff.grade.own_process import Unfinished, run_apart
 from staff.grade.submissions import Submission, name_all
 from staff.sandbox.graded_run import refuse_exposed
 
+MOST_UNREADABLE = 1 / 5  # of the hand-ins of one run; more are hardly all the students' own fault
 CLASS_TIME = 600.0  # seconds to write the grade book and the overview, waiting for other parts included
 
 
@@ -104,7 +105,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     start = time.monotonic()
     with result_store.at_work(options.out, options.part.replace("/", "-of-")) as scratch:
         tests = options.tests or grader_files() + ([] if options.no_hidden else hidden_files())
-        grading = Grading.prepare(options.out, scratch, tests, seed=options.seed, deadline=options.deadline)
+        grading = Grading.prepare(
+            options.out, scratch, tests, seed=options.seed, deadline=options.deadline, fresh=options.fresh_inputs
+        )
         print("".join(f"{line}\n" for line in not_graded_here(grading.catalogue)), end="", flush=True)
         graded_now = grade_all(grading, to_grade, options.jobs)
         failed = {submission.name for submission in to_grade} - set(graded_now)
@@ -120,8 +123,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     of_these = len({row["name"] for row in rows} & set(names))
     earlier = f", and {len(rows) - of_these} from earlier runs" if len(rows) > of_these else ""
     print(f"{of_these} of {len(submissions)} graded{earlier}: {options.out}/index.html, {options.out}/gradebook.csv")
+    if too_many := figures["unreadable"] > MOST_UNREADABLE * figures["submissions"]:
+        words = "is this how your platform packs them? see each one's note in the grade book"
+        print(f"warning: {figures['unreadable']} of {figures['submissions']} cannot be read: {words}", file=sys.stderr)
     print(json.dumps(figures))
-    sys.exit(1 if failed else 0)
+    sys.exit(1 if failed or too_many else 0)
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -146,6 +152,9 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     deadline = DEADLINE * float(os.environ.get("COS598D_SLOWNESS", "1"))
     parser.add_argument("--deadline", type=float, default=deadline, help="seconds for one submission (%(default)s)")
+    parser.add_argument(
+        "--fresh-inputs", action="store_true", help="draw new inputs for hand-ins that are graded again, too"
+    )
     parser.add_argument("--no-hidden", action="store_true", help="leave out the hidden tests")
     parser.add_argument("--tests", nargs="+", metavar="TEST", help="run only these tests (files or pytest node ids)")
     options = parser.parse_args(argv)

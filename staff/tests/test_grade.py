@@ -182,6 +182,54 @@ def test_grading_one_late_hand_in_keeps_the_rows_of_all_others(graded):
     assert f"1 of 1 graded, and {len(names) - 1} from earlier runs" in process.stdout
 
 
+# --- regrading ---
+
+
+@pytest.mark.medium
+def test_a_hand_in_that_is_graded_again_keeps_its_seed_and_what_it_gained_or_lost_is_named_with_the_test(tmp_path):
+    write_files({HOME: solved_files()[HOME]}, tmp_path / "ann")
+    write_files({HOME: b""}, tmp_path / "bob")
+    out, both = tmp_path / "out", [tmp_path / "ann", tmp_path / "bob"]
+
+    def seeds_after(*flags: str) -> list[int]:
+        command(both, out, *flags)
+        return [result_store.read(out, name).report["environment"]["seed"] for name in ("ann", "bob")]
+
+    def changes() -> list[dict[str, str]]:
+        return list(csv.DictReader((out / "changes.csv").read_text(encoding="utf-8").splitlines()))
+
+    first = seeds_after("--tests", *TESTS[:2])
+    assert changes() == []
+
+    assert seeds_after("--tests", QUICK) == first
+    (lost,) = changes()
+    points = int(lost["score before"]) - int(lost["score now"])
+    assert (lost["submission"], lost["test"], lost["region"]) == ("ann", TESTS[1], "2b.4")
+    assert (lost["before"], lost["now"], lost["points"]) == ("passed", "no such test", f"-{points}") and points > 0
+    assert lost["why"] == "the same hand-in"
+
+    write_files({HOME: b""}, tmp_path / "ann")
+    ann, bob = seeds_after("--tests", QUICK)
+    assert ann != first[0] and bob == first[1], "students can read the seed of what they handed in before"
+    assert [(line["submission"], line["why"]) for line in changes()] == [("ann", "another hand-in")]
+    assert seeds_after("--fresh-inputs", "--tests", *TESTS[:2])[1] != first[1]
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("unreadable, code", [(1, 0), (2, 1)])
+def test_more_unreadable_hand_ins_than_a_fifth_are_a_warning_and_an_exit_code(tmp_path, unreadable, code):
+    for number in range(5):
+        if number < unreadable:
+            (tmp_path / f"{number}.zip").write_bytes(b"not a zip")
+        else:
+            write_files({HOME: b""}, tmp_path / str(number))
+
+    figures, process = command(sorted(tmp_path.iterdir()), tmp_path / "out", "--tests", QUICK)
+
+    assert (figures["unreadable"], process.returncode) == (unreadable, code)
+    assert process.stderr.startswith("warning: 2 of 5 cannot be read") == bool(code)
+
+
 # --- hidden tests ---
 
 
