@@ -29,7 +29,7 @@ class Weights:
             spare = max(1, course.regions[region].points - len(marks))
             weight = max(math.ceil(self.of_region(region) / spare), *(mark.weight for mark in marks.values()))
             hidden |= {id: mark._replace(weight=weight) for id, mark in marks.items()}
-        self.tests |= collected | hidden
+        self.tests |= {**collected, **hidden}
 
     def of_region(self, region: str) -> int:
         return sum(test.weight for test in self.tests.values() if test.region == region)

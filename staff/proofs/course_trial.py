@@ -49,18 +49,24 @@ def run_trials(handout: Handout, course: Course) -> Iterator[Trial]:
         write_files(handout.files | solved, folder / SOLVED)
         hand_ins = {OPEN: 0, SOLVED: all_points}
         for hand_in, points in hand_ins.items():
-            yield of_tests(f"pytest, {hand_in}", points, pytest(folder / hand_in))
+            report = folder / f"{hand_in}.json"
+            words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--report", str(report)]
+            end = run(folder / hand_in, *words, makes=report)
+            tests = [] if end else json.loads(report.read_text(encoding="utf-8"))["tests"]
+            yield of_tests(f"pytest, {hand_in}", points, tests, end)
         graded = folder / "graded"
-        end = run(ROOT, "-m", "staff.grade", *(str(folder / one) for one in hand_ins), "--out", str(graded))
+        words = ["-m", "staff.grade", *(str(folder / hand_in) for hand_in in hand_ins), "--out", str(graded)]
+        end = run(ROOT, *words, makes=graded / "gradebook.csv")
         for hand_in, points in hand_ins.items():
-            tests = result_store.read(graded, hand_in).tests if not end else []
-            in_book = _in_grade_book(graded / "gradebook.csv", hand_in) if not end else 0
+            tests = [] if end else result_store.read(graded, hand_in).tests
+            in_book = 0 if end else _in_grade_book(graded / "gradebook.csv", hand_in)
             trial = of_tests(f"staff.grade, {hand_in}", points, tests, end)
             differs = f"the grade book has {in_book}" if in_book != trial.points else ""
             yield Trial(trial.name, trial.points, trial.expected, trial.wrong or differs)
-        source = build_autograder(folder)
+        archive = folder / "autograder.zip"
+        end = run(ROOT, "-m", "staff.gradescope.build", "--out", str(archive), makes=archive)
         for hand_in, points in hand_ins.items():
-            yield run_autograder(source, folder / hand_in, points)
+            yield of_autograder(archive, folder / hand_in, points, end)
 
 
 def of_tests(name: str, expected: int, tests: Sequence[dict[str, Any]], end: str = "") -> Trial:
@@ -74,19 +80,16 @@ def of_tests(name: str, expected: int, tests: Sequence[dict[str, Any]], end: str
     return Trial(name, points, wanted, wrong or ("" if points == wanted else "other points than expected"))
 
 
-def pytest(tree: Path) -> list[dict[str, Any]]:
-    """The tests of a handout, as students run them; none where pytest could not run them."""
-    report = tree.with_suffix(".json")
-    run(tree, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--report", str(report))
-    return json.loads(report.read_text(encoding="utf-8"))["tests"] if report.exists() else []
-
-
-def run(folder: Path, *words: str) -> str:
-    """Run Python; return how it ended if it was neither with 0 nor with 1, which a failed test gives."""
+def run(folder: Path, *words: str, makes: Path) -> str:
+    """Run Python; return how it ended without its file, or with a code other than 0 and 1 (a failed test)."""
     environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run([sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True)
+    return "" if done.returncode in (0, 1) and makes.exists() else _end(done)
+
+
+def _end(done: subprocess.CompletedProcess[str]) -> str:
     last = (done.stderr.strip() or done.stdout.strip()).rpartition("\n")[2]
-    return "" if done.returncode in (0, 1) else f"exit code {done.returncode}: {last}"
+    return f"exit code {done.returncode}: {last}"
 
 
 def _in_grade_book(path: Path, hand_in: str) -> int:
@@ -94,29 +97,23 @@ def _in_grade_book(path: Path, hand_in: str) -> int:
     return next((int(row["score"]) + int(row["bonus"]) for row in rows if row["submission"] == hand_in), 0)
 
 
-def build_autograder(folder: Path) -> Path:
-    """Build Gradescope's zip and unpack it as the platform does, set up with this Python."""
-    source = folder / "autograder" / "source"
-    run(ROOT, "-m", "staff.gradescope.build", "--out", str(folder / "autograder.zip"))
-    with zipfile.ZipFile(folder / "autograder.zip") as archive:
-        archive.extractall(source)
+def of_autograder(archive: Path, hand_in: Path, expected: int, end: str) -> Trial:
+    """Unpack the zip as Gradescope does, set up with this Python; grade a hand-in, and judge results.json."""
+    name, folder = f"Gradescope, {hand_in.name}", hand_in.parent / f"autograder of {hand_in.name}"
+    if end:
+        return of_tests(name, expected, [], end)
+    source = folder / "source"
+    with zipfile.ZipFile(archive) as opened:
+        opened.extractall(source)
     (source / "run_autograder").chmod(0o755)
     (source / ".python").write_text(sys.executable)
-    return source
-
-
-def run_autograder(source: Path, hand_in: Path, expected: int) -> Trial:
-    """Grade a hand-in with Gradescope's script, and judge its results.json."""
-    name, folder = f"Gradescope, {hand_in.name}", source.parent
-    submission = folder / "submission"
-    shutil.rmtree(submission, ignore_errors=True)
-    shutil.copytree(hand_in, submission)
-    (folder / "results").mkdir(exist_ok=True)
+    shutil.copytree(hand_in, folder / "submission")
+    (folder / "results").mkdir()
     environment = os.environ | {"TIMEOUT": "1200"}
     done = subprocess.run([source / "run_autograder", folder], env=environment, capture_output=True, text=True)
-    content = json.loads((folder / "results" / "results.json").read_text(encoding="utf-8"))
     if done.returncode:
-        return Trial(name, 0, expected, f"exit code {done.returncode}: {done.stderr.strip().rpartition(chr(10))[2]}")
+        return of_tests(name, expected, [], _end(done))
+    content = json.loads((folder / "results" / "results.json").read_text(encoding="utf-8"))
     tests = [
         {
             "id": test["name"],
