@@ -6,6 +6,7 @@ The untouched handout must get 0 points and be "not attempted" everywhere, a sol
 import csv
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,10 @@ from staff.grade.submissions import clean_files, write_files
 from staff.handout.assemble import Handout, renamed, write
 
 OPEN, SOLVED = "untouched", "solved"
+COMMANDS = {  # of a student who has solved everything
+    "demo": ("-m", "cluster.ladder", "--workers", "2", "--batch", "8", "--iterations", "3"),
+    "report": ("submit.py", "report"),
+}
 UNTRIED = {"not attempted", "skipped", NOT_GRADED_HERE}
 
 
@@ -54,6 +59,8 @@ def run_trials(handout: Handout, course: Course) -> Iterator[Trial]:
             end = run(folder / hand_in, *words, makes=report)
             tests = [] if end else json.loads(report.read_text(encoding="utf-8"))["tests"]
             yield of_tests(f"pytest, {hand_in}", points, tests, end)
+        for name, words in COMMANDS.items():
+            yield of_command(name, folder / SOLVED, words)
         graded = folder / "graded"
         words = ["-m", "staff.grade", *(str(folder / hand_in) for hand_in in hand_ins), "--out", str(graded)]
         end = run(ROOT, *words, makes=graded / "gradebook.csv")
@@ -85,6 +92,15 @@ def run(folder: Path, *words: str, makes: Path) -> str:
     environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run([sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True)
     return "" if done.returncode in (0, 1) and makes.exists() else _end(done)
+
+
+def of_command(name: str, tree: Path, words: Sequence[str]) -> Trial:
+    """Run a command of the handout; it ends well, and names no script that the handout does not have."""
+    done = subprocess.run([sys.executable, *words], cwd=tree, capture_output=True, text=True)
+    scripts = dict.fromkeys(re.findall(r"[\w/]+/\w+\.py\b", done.stdout))
+    absent = [script for script in scripts if not (tree / script).exists()]
+    wrong = _end(done) if done.returncode else f"names {', '.join(absent)}" if absent else ""
+    return Trial(f"{name}, {tree.name}", 0, 0, wrong)
 
 
 def _end(done: subprocess.CompletedProcess[str]) -> str:

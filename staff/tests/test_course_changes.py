@@ -188,7 +188,7 @@ def test_a_changed_course_gives_all_points_to_its_solution_and_none_to_its_hando
 
     lines, figures, code = shown(tree, "--try")
 
-    assert (figures["tried"], figures["failed"], code) == (6, [], 0), "\n".join(lines)
+    assert (figures["tried"], figures["failed"], code) == (8, [], 0), "\n".join(lines)
 
 
 # --- what follows ---
