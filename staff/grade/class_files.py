@@ -11,6 +11,9 @@ from course.table import Course
 from staff.grade import gradebook, pages, result_store
 from staff.grade.changes import write_changes
 from staff.grade.gradebook import GradedHandIn
+from staff.grade.roster import read_roster, write_grades
+
+ROSTER = "roster.csv"  # kept beside the results, so that a late hand-in is graded without naming it again
 
 
 def write_class(
@@ -27,6 +30,8 @@ def write_class(
         missing = sorted(set(names) - {row.name for row in rows})
         gradebook.write_csv(out / "gradebook.csv", rows, course)
         write_changes(out / "changes.csv", out, rows)
+        if (out / ROSTER).exists():
+            write_grades(out / "grades.csv", read_roster(out / ROSTER), rows)
         if rows:
             with atomic_write(out / "index.html") as file:
                 file.write(pages.class_page(rows, course, footer, missing))

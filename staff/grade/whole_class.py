@@ -24,11 +24,12 @@ from common.errors import InputError
 from common.paths import ROOT
 from grader.wire.processes import descendants, kill_all
 from staff.grade import result_store
-from staff.grade.class_files import summary, write_class
+from staff.grade.class_files import ROSTER, summary, write_class
 from staff.grade.gradebook import GradedHandIn
 from staff.grade.hand_ins import DEADLINE, Grading, grader_files, not_graded_here
 from staff.grade.hidden_tests import hidden_files
 from staff.grade.own_process import Unfinished, run_apart
+from staff.grade.roster import read_roster
 from staff.grade.submissions import Submission, name_all
 from staff.sandbox.graded_run import refuse_exposed
 
@@ -100,10 +101,14 @@ def share(submissions: Sequence[Submission], part: str) -> list[Submission]:
 def main(argv: Sequence[str] | None = None) -> None:
     options = _options(argv)
     refuse_exposed([ROOT, options.out, Path(tempfile.gettempdir()), *options.submissions])
+    if options.roster:
+        read_roster(options.roster)  # what is wrong with it is said now, and not after hours
     submissions = name_all(options.submissions)
     to_grade = share(submissions, options.part)
     start = time.monotonic()
     with result_store.at_work(options.out, options.part.replace("/", "-of-")) as scratch:
+        if options.roster:
+            result_store.write(options.out / ROSTER, options.roster.read_text(encoding="utf-8-sig"))
         tests = options.tests or grader_files() + ([] if options.no_hidden else hidden_files())
         grading = Grading.prepare(
             options.out, scratch, tests, seed=options.seed, deadline=options.deadline, fresh=options.fresh_inputs
@@ -154,6 +159,9 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--deadline", type=float, default=deadline, help="seconds for one submission (%(default)s)")
     parser.add_argument(
         "--fresh-inputs", action="store_true", help="draw new inputs for hand-ins that are graded again, too"
+    )
+    parser.add_argument(
+        "--roster", type=Path, metavar="CSV", help="who takes the course, for DIR/grades.csv; see staff/grade/roster.py"
     )
     parser.add_argument("--no-hidden", action="store_true", help="leave out the hidden tests")
     parser.add_argument("--tests", nargs="+", metavar="TEST", help="run only these tests (files or pytest node ids)")

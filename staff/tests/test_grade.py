@@ -173,8 +173,16 @@ def test_grading_one_late_hand_in_keeps_the_rows_of_all_others(graded):
     late = graded["paths"][0].parent / "very late"
     write_files({HOME: b""}, late)
 
-    figures, process = command([late], graded["out"], "--tests", QUICK)
+    (late.parent.parent / "roster.csv").write_text("id,name,partners\nsolved,Ann,\nvery,Bob,\ncy,Cy,solved\n")
 
+    figures, process = command(
+        [late], graded["out"], "--tests", QUICK, "--roster", str(late.parent.parent / "roster.csv")
+    )
+
+    people = csv.DictReader((graded["out"] / "grades.csv").read_text(encoding="utf-8").splitlines())
+    assert [(one["name"], one["hand-in"], one["score"]) for one in people][:3] == [
+        ("Ann", "solved", "5"), ("Bob", "very_late", "0"), ("Cy", "solved", "5")
+    ]  # fmt: skip
     rows = list(csv.DictReader((graded["out"] / "gradebook.csv").read_text(encoding="utf-8").splitlines()))
     names = [row["submission"] for row in rows]
     assert names == sorted({*graded["rows"], "very_late"}) and figures["class"] == len(names)
@@ -318,6 +326,15 @@ def test_a_row_that_is_not_there_yet_or_damaged_is_named_and_the_others_are_show
 )
 def test_the_processors_are_divided_among_the_jobs_and_shared_evenly_where_there_are_more_jobs(jobs, shares):
     assert whole_class.processors_of_jobs([4, 6, 8], jobs) == shares
+
+
+def test_a_roster_with_a_date_without_a_zone_is_refused_before_anything_is_graded(tmp_path):
+    (tmp_path / "roster.csv").write_text("id,due\nann,2026-02-13\n")
+
+    with pytest.raises(InputError, match="a time with its zone"):
+        whole_class.main([str(tmp_path), "--out", str(tmp_path / "out"), "--roster", str(tmp_path / "roster.csv")])
+
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_submission_that_is_not_there_is_said_before_anything_is_graded(tmp_path):
