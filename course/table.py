@@ -1,12 +1,16 @@
-"""Reads course.toml, the one table an instructor edits, and says in one line what is wrong with it.
+"""Reads course.toml, the one table an instructor edits, and says in one line each what is wrong with it.
 
-The student version of course.toml has no staff tables; everything about them is then empty.
+Its first lines choose among the rows below: tasks, bonus lessons, points. A region of the rows that is not chosen is
+given out solved. The student version of course.toml has no staff tables; everything about them is then empty.
 """
 
 import fnmatch
+import itertools
+import re
 import tomllib
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar, get_origin
 
@@ -15,14 +19,15 @@ from common.paths import ROOT
 
 STEPS_OF_A_HINT = 3
 CARRIED = ("warning", "points")
-_TABLES = ("tasks", "regions", "imports", "handout")
+_TABLES = ("task", "regions", "imports", "handout")
 Row = TypeVar("Row")
 NOT_GRADED_HERE = "not graded here"  # status of a test that needs what this machine does not have
 
 
 @dataclass(frozen=True)
 class Task:
-    """One part of the course; `submitted_as` is the folder name that hand-ins use. A bonus is not in the total."""
+    """One part of the course; `submitted_as` is the folder name that hand-ins use. Of a bonus task, the regions are on
+    top of the total, except those that the course grades."""
 
     id: str
     title: str
@@ -44,6 +49,7 @@ class RegionRow:
     title: str
     file: str
     points: int
+    bonus: bool = False  # on top of the total
     needs: tuple[str, ...] = ()
     tests: tuple[str, ...]
     marker: str
@@ -62,12 +68,18 @@ class HandoutRules:
 
 @dataclass(frozen=True, kw_only=True)
 class Course:
-    """The whole table. `imports` maps a file pattern to the modules that files of this name may import."""
+    """The whole table. `imports` maps a file pattern to the modules that files of this name may import; `dropped` has
+    the regions of the rows that this course leaves out."""
 
+    name: str = "cos598d"
+    title: str = ""
     total: int
     bonus: int = 0
+    graded: tuple[str, ...] = ()
+    due: dict[str, Any] = field(default_factory=dict)
     tasks: dict[str, Task]
     regions: dict[str, RegionRow]
+    dropped: dict[str, RegionRow] = field(default_factory=dict)
     may_change: tuple[str, ...]
     imports: dict[str, tuple[str, ...]]
     handout: HandoutRules
@@ -75,9 +87,14 @@ class Course:
     carried: str = CARRIED[0]  # what broken copies of regions in later scripts cost: "warning" (nothing) or "points"
 
     @property
+    def bonus_regions(self) -> frozenset[str]:
+        """The regions whose points come on top of the total."""
+        return frozenset(region.id for region in self.regions.values() if region.bonus)
+
+    @property
     def bonus_tasks(self) -> frozenset[str]:
-        """The tasks whose points come on top of the total."""
-        return frozenset(task.id for task in self.tasks.values() if task.bonus)
+        """The tasks all of whose points come on top of the total."""
+        return frozenset(self.tasks) - {region.task for region in self.regions.values() if not region.bonus}
 
     @property
     def ships(self) -> tuple[str, ...]:
@@ -105,11 +122,12 @@ class Course:
         return next(rows, None)
 
     def all_needs(self, region_id: str, *more: str) -> tuple[str, ...]:
-        """`more`, and every region that these build on, directly or not, in the table's order."""
+        """`more`, and every region that these build on, directly or not, in the table's order. What the
+        course leaves out is given out solved, and so not among them."""
         todo, needs = [*self.regions[region_id].needs, *more], set[str]()
         while todo:
             need = todo.pop()
-            if need not in needs:
+            if need in self.regions and need not in needs:
                 needs.add(need)
                 todo += self.regions[need].needs
         return tuple(other for other in self.regions if other in needs)
@@ -132,28 +150,81 @@ def load_course(path: Path = ROOT / "course.toml") -> Course:
     """Read and check the table.
 
     Raises:
-        InputError: the file is missing or does not parse; a key is missing, unknown or of the wrong type; the points do
-            not add up to the total; a prerequisite does not exist or is circular.
+        InputError: the file is missing or does not parse; a key is missing, unknown or of the wrong type; or the first
+            of the contradictions that `read_course` finds.
     """
+    course, contradictions = read_course(path)
+    if contradictions:
+        raise InputError(contradictions[0])
+    return course
+
+
+def read_course(path: Path) -> tuple[Course, list[str]]:
+    """Read the table; return it with every contradiction in it, a line each. Raises InputError if it cannot be read."""
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InputError(f"{path}: expected the course's table as TOML, got {error}") from error
     parts = {key: _value(table.pop(key, {}), dict, f"{path.name}.{key}") for key in _TABLES}
-    tasks = {id: _read(Task, row, f'{path.name}: tasks."{id}"', id=id) for id, row in parts["tasks"].items()}
+    chosen = _value(table.pop("tasks", None), tuple[str, ...], f"{path.name}.tasks")
+    tasks = {id: _read(Task, row, f'{path.name}: task."{id}"', id=id) for id, row in parts["task"].items()}
+    rows = {id: _region(id, row, tasks, f'{path.name}: regions."{id}"') for id, row in parts["regions"].items()}
     course = _read(
         Course,
         table,
         path.name,
         tasks=tasks,
-        regions={id: _region(id, row, tasks, f'{path.name}: regions."{id}"') for id, row in parts["regions"].items()},
+        regions=rows,
+        dropped={},
         imports={
             pattern: _value(names, tuple[str, ...], f"imports.{pattern}") for pattern, names in parts["imports"].items()
         },
         handout=_read(HandoutRules, parts["handout"], f"{path.name}: handout"),
     )
-    _check(course, path.name)
-    return course
+    contradictions = _contradictions(course, chosen, path.name)
+    if not contradictions:
+        course = _choose(course, chosen)
+        contradictions = _contradictions_of_points(course, path.name)
+    return course, contradictions
+
+
+def _choose(course: Course, chosen: Collection[str]) -> Course:
+    """The course with the tasks and lessons that it is to have, and their points."""
+    kept = {
+        row.id: replace(row, bonus=row.bonus and row.id not in course.graded)
+        for row in course.regions.values()
+        if row.id in course.graded or (course.bonus > 0 if row.bonus else row.task in chosen)
+    }
+
+    def needs(id: str) -> list[str]:
+        """What a region builds on; in place of one that is left out, what that one builds on."""
+        nearest = [[need] if need in kept else needs(need) for need in course.regions[id].needs]
+        return list(dict.fromkeys(itertools.chain.from_iterable(nearest)))
+
+    kept = {id: replace(row, needs=tuple(needs(id))) for id, row in kept.items()}
+    required = {id: row.points for id, row in kept.items() if not row.bonus}
+    extra = {id: row.points for id, row in kept.items() if row.bonus}
+    points = scaled(required, course.total) | scaled(extra, min(course.bonus, sum(extra.values())))
+    tasks = {id: task for id, task in course.tasks.items() if id in {row.task for row in kept.values()}}
+    folders = {task.folder for task in course.tasks.values()} - {task.folder for task in tasks.values()}
+    return replace(
+        course,
+        tasks=tasks,
+        regions={id: replace(row, points=points[id]) for id, row in kept.items()},
+        dropped={id: row for id, row in course.regions.items() if id not in kept},
+        may_change=tuple(name for name in course.may_change if name.partition("/")[0] not in folders),
+    )
+
+
+def scaled(points: Mapping[str, int], total: int) -> dict[str, int]:
+    """Return points of the same proportions that add up to `total`: rounded down, and what remains goes to the largest
+    remainders, the earlier of equal ones."""
+    whole = sum(points.values()) or 1
+    rounded = {id: share * total // whole for id, share in points.items()}
+    by_remainder = sorted(points, key=lambda id: -(points[id] * total % whole))
+    for id in by_remainder[: total - sum(rounded.values())]:
+        rounded[id] += 1
+    return rounded
 
 
 def _read(kind: type[Row], table: object, where: str, **known: Any) -> Row:
@@ -184,7 +255,7 @@ def _region(id: str, row: object, tasks: dict[str, Task], where: str) -> RegionR
     task = tasks.get(id.split(".")[0])
     if task is None:
         raise InputError(f"{where}: expected an id that begins with a task, one of {', '.join(tasks)}, and a dot")
-    of_task = {"tests": list(task.tests), "marker": task.marker}
+    of_task = {"tests": list(task.tests), "marker": task.marker, "bonus": task.bonus}
     region = _read(RegionRow, of_task | _value(row, dict, where), where, id=id, task=task.id)
     if region.points < 1:
         raise InputError(f"{where}.points: expected at least 1, got {region.points}")
@@ -193,33 +264,65 @@ def _region(id: str, row: object, tasks: dict[str, Task], where: str) -> RegionR
     return region
 
 
-def _check(course: Course, where: str) -> None:
+def _contradictions(course: Course, chosen: Sequence[str], where: str) -> list[str]:
+    """What does not fit together in the rows, and in what the first lines choose of them."""
+    return list(map(f"{where}: {{}}".format, (*_wrong_choices(course, chosen), *_wrong_rows(course))))
+
+
+def _wrong_choices(course: Course, chosen: Sequence[str]) -> Iterator[str]:
+    known = f"one of {', '.join(course.tasks)}"
+    if not re.fullmatch("[a-z][a-z0-9]*", course.name):
+        yield f"name: expected small letters and digits, got {course.name!r}"
     if course.carried not in CARRIED:
-        raise InputError(f"{where}: carried: expected one of {', '.join(CARRIED)}, got {course.carried!r}")
-    points = sum(region.points for region in course.regions.values() if region.task not in course.bonus_tasks)
-    if points != course.total:
-        raise InputError(f"{where}: expected points that add up to total = {course.total}, got {points}; change one")
-    extra = sum(region.points for region in course.regions.values()) - points
-    if extra > course.bonus:
-        raise InputError(f"{where}: expected at most bonus = {course.bonus} bonus points, got {extra}; change one")
+        yield f"carried: expected one of {', '.join(CARRIED)}, got {course.carried!r}"
+    for id in chosen:
+        if id not in course.tasks:
+            yield f"tasks: expected {known}, got {id!r}"
+        elif course.tasks[id].bonus and course.bonus < 1:
+            yield f"tasks names {id!r}, but bonus = {course.bonus}; give the bonus its points, or leave {id!r} out"
+    if not any(not course.tasks[id].bonus for id in chosen if id in course.tasks):
+        yield f"tasks: expected at least one task whose points are in the total, got {', '.join(chosen) or 'none'}"
+    for id in course.graded:
+        if id not in course.regions:
+            yield f"graded: expected regions of bonus lessons, got {id!r}, which is not in the table"
+        elif not course.regions[id].bonus:
+            yield f"graded: region {id} is no bonus lesson; it counts if its task is in `tasks`"
+    if course.total < 1 or course.bonus < 0:
+        yield f"expected a total of at least 1 and a bonus of at least 0, got {course.total} and {course.bonus}"
+    for id, date in course.due.items():
+        if id not in course.tasks:
+            yield f"due: expected {known}, got {id!r}"
+        elif not course.tasks[id].bonus and id not in chosen:
+            yield f"due.{id}: the task is not in `tasks`; remove the date, or add the task"
+        if not isinstance(date, datetime) or date.tzinfo is None:
+            yield f"due.{id}: expected a time with its zone, such as 2026-02-13T23:59:00-05:00; got {date}"
+
+
+def _wrong_rows(course: Course) -> Iterator[str]:
     for region in course.regions.values():
         if unknown := set(region.needs) - set(course.regions):
-            raise InputError(
-                f"{where}: region {region.id} needs {min(unknown)}, which is not in the table; fix `needs`"
-            )
-    for region in course.regions.values():
+            yield f"region {region.id} needs {min(unknown)}, which is not in the table; fix `needs`"
         if region.id in course.all_needs(region.id):
-            raise InputError(f"{where}: region {region.id} needs itself in a circle; fix `needs`")
+            yield f"region {region.id} needs itself in a circle; fix `needs`"
         if not course.may_student_change(region.file):
-            raise InputError(f"{where}: region {region.id} is in {region.file}, which may_change does not list")
+            yield f"region {region.id} is in {region.file}, which may_change does not list"
 
 
-def score_of(tests: Iterable[Mapping[str, Any]], bonus_tasks: Collection[str]) -> dict[str, int]:
+def _contradictions_of_points(course: Course, where: str) -> list[str]:
+    none = [region for region in course.regions.values() if region.points < 1]
+    key = {True: "bonus", False: "total"}
+    return [
+        f"{where}: {key[row.bonus]} = {getattr(course, key[row.bonus])} leaves no point for region {row.id}; raise it"
+        for row in none
+    ]
+
+
+def score_of(tests: Iterable[Mapping[str, Any]], bonus_regions: Collection[str]) -> dict[str, int]:
     """Return the sums of graded tests: score and max_score, with bonus tests also bonus and max_bonus, and the points
     that could not be graded on this machine, if there are any, as not_graded_here."""
     sums = {"score": 0, "max_score": 0}
     for test in tests:
-        got, most = ("bonus", "max_bonus") if test["task"] in bonus_tasks else ("score", "max_score")
+        got, most = ("bonus", "max_bonus") if test["region"] in bonus_regions else ("score", "max_score")
         sums[got] = sums.get(got, 0) + test["points"]
         sums[most] = sums.get(most, 0) + test["max_points"]
         if test.get("status") == NOT_GRADED_HERE:
@@ -228,10 +331,12 @@ def score_of(tests: Iterable[Mapping[str, Any]], bonus_tasks: Collection[str]) -
 
 
 def score_in_words(report: Mapping[str, Any]) -> str:
-    """Return "96 of 100 points", the bonus points apart from them, and how many points were not graded here."""
+    """Return "96 of 100 points", the bonus points apart from them, how many points were not graded here, and whether
+    hidden tests give more."""
     bonus = f" and {report['bonus']} of {report['max_bonus']} bonus points" if report.get("max_bonus") else ""
     missing = f", {report['not_graded_here']} not graded here" if report.get("not_graded_here") else ""
-    return f"{report['score']} of {report['max_score']} points{bonus}{missing}"
+    hidden = "; hidden tests give the rest" if report.get("hidden") else ""
+    return f"{report['score']} of {report['max_score']} points{bonus}{missing}{hidden}"
 
 
 def files_matching(root: Path, patterns: Iterable[str]) -> list[str]:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from common.errors import InputError
 
 REGION_ID = r"[0-9a-z]+\.[0-9]+"
-_TODO = re.compile(rf"#\s*TODO\(cos598d\)\s+({REGION_ID})\b.*")
+_TODO = re.compile(rf"#\s*TODO\([a-z0-9]+\)\s+({REGION_ID})\b.*")
 _END_TODO = re.compile(rf"#\s*END TODO\s+({REGION_ID})\s*")
 _STRING_STARTS = {tokenize.STRING, getattr(tokenize, "FSTRING_START", -1), getattr(tokenize, "TSTRING_START", -1)}
 _STRING_ENDS = {tokenize.STRING, getattr(tokenize, "FSTRING_END", -1), getattr(tokenize, "TSTRING_END", -1)}

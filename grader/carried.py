@@ -28,10 +28,19 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    mark = item.get_closest_marker("carried")
-    if mark:
-        course = item.config.stash[SESSION].course
-        item.add_marker(course.tasks[course.regions[mark.args[1]].task].marker)
+    """Mark the test with its task's marker, by which -m selects; what a course leaves out is not graded."""
+    course = item.config.stash[SESSION].course
+    if (mark := item.get_closest_marker("carried")) and (row := course.regions.get(mark.args[1])):
+        item.add_marker(course.tasks[row.task].marker)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the copies in scripts that the course leaves out."""
+    regions = config.stash[SESSION].course.regions
+    marks = [(item, item.get_closest_marker("carried")) for item in items]
+    if left_out := [item for item, mark in marks if mark and mark.args[1] not in regions]:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture

@@ -84,7 +84,7 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(str(error)) from None
     config.stash[ENTRIES], config.stash[COPIES] = {}, {}
     path = config.getoption("--report") or os.environ.get("COS598D_REPORT") or ""
-    config.stash[WRITTEN] = report.Report(path, course.bonus_tasks)
+    config.stash[WRITTEN] = report.Report(path, course.bonus_regions)
     config.stash[WEIGHTS] = Weights(config.rootpath, course)
 
 
@@ -186,7 +186,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         entry = Entry(item.nodeid, course.regions[mark.region].task, mark.region, report.PENDING)
         entry.take(not_graded_here(item) or TimedOut(report.NOT_REACHED))
         to_come.append(entry)
-        weights.tests[item.nodeid] = mark
+    weights.take(course, {item.nodeid: mark for item, mark in graded_items})
     weights.share_out(course, to_come)
     session.config.stash[WRITTEN].expect(to_come)
     if session.items and all(mark_of(item).region or item.get_closest_marker("carried") for item in session.items):

@@ -96,10 +96,10 @@ def clip(text: str) -> str:
     return short.encode(errors="replace").decode()
 
 
-def as_dict(entries: Iterable[Entry], bonus_tasks: Collection[str] = ()) -> dict:
-    """Return the content of report.json. Points of bonus tasks are not part of the score."""
+def as_dict(entries: Iterable[Entry], bonus_regions: Collection[str] = ()) -> dict:
+    """Return the content of report.json. Points of bonus lessons are not part of the score."""
     tests = [asdict(entry) | {"message": entry.message} for entry in entries]
-    return {"tests": tests, **score_of(tests, bonus_tasks)}
+    return {"tests": tests, **score_of(tests, bonus_regions)}
 
 
 def entries_of(tests: Iterable[Mapping[str, Any]]) -> list[Entry]:
@@ -116,9 +116,9 @@ class Report:
     `warnings` tells the student what costs no points.
     """
 
-    def __init__(self, path: str | Path, bonus_tasks: Collection[str] = ()) -> None:
+    def __init__(self, path: str | Path, bonus_regions: Collection[str] = ()) -> None:
         self.path = path
-        self.bonus_tasks = bonus_tasks
+        self.bonus_regions = bonus_regions
         self.entries: dict[str, Entry] = {}
         self.output: dict[str, list[dict]] = {}
         self.printed: dict[str, dict[int, str]] = {}  # test that did not pass -> rank -> the beginning of its stdout
@@ -150,7 +150,7 @@ class Report:
             with atomic_write(self.path) as file:
                 flags = [flag._asdict() for flag in self.flags]
                 more = {"output": self.output, "flags": flags, "warnings": self.warnings}
-                content = as_dict(self.entries.values(), self.bonus_tasks) | more
+                content = as_dict(self.entries.values(), self.bonus_regions) | more
                 json.dump(content, file, indent=1)  # ASCII: what a student prints need not be valid UTF-8
 
 
@@ -182,8 +182,8 @@ def render(entries: list[Entry], course: Course) -> list[str]:
             lines.append(
                 f"  {region:8} {course.regions[region].title:48} {_points(of_region):>8}  {', '.join(failed)}".rstrip()
             )
-    counted = [entry for entry in entries if entry.task not in course.bonus_tasks]
-    extra = [entry for entry in entries if entry.task in course.bonus_tasks]
+    counted = [entry for entry in entries if entry.region not in course.bonus_regions]
+    extra = [entry for entry in entries if entry.region in course.bonus_regions]
     if counted:
         lines.append(f"{'total':10} {'':48} {_points(counted):>8}")
     if extra:

@@ -15,7 +15,7 @@ from grader.ranks.calls import SILENTLY_WRONG
 from grader.ranks.outcome import Frame, Result
 from grader.ranks.phrases import rank_names
 
-_TODO = re.compile(r"\bTODO\b(?:\(cos598d\))?(?: ([0-9a-z]+\.[0-9]+))?")
+_TODO = re.compile(r"\bTODO\b(?:\([a-z0-9]+\))?(?: ([0-9a-z]+\.[0-9]+))?")
 ANY_REGION = "any"
 MAX_STDERR = 600  # characters of a crashed rank's last words
 GRADER_FAILED = "the grader failed"  # the kind of a verdict that is no student's fault

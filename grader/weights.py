@@ -5,10 +5,11 @@ course.toml alone says how many points a region has. A test has a weight, 1 unle
 so only all tests give all points.
 """
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from course.graded_tests import graded_tests
+from course.graded_tests import GradedTest, graded_tests
 from course.table import Course
 from grader.report import Entry
 
@@ -18,6 +19,17 @@ class Weights:
 
     def __init__(self, root: Path, course: Course) -> None:
         self.tests = graded_tests(root, course)
+
+    def take(self, course: Course, collected: Mapping[str, GradedTest]) -> None:
+        """Take the tests of a run. Those in files that the table does not list are hidden: each weighs so much that at
+        least one point of its region is its own."""
+        hidden = {id: mark for id, mark in collected.items() if id.partition("[")[0] not in self.tests}
+        for region in {mark.region for mark in hidden.values()}:
+            marks = {id: mark for id, mark in hidden.items() if mark.region == region}
+            spare = max(1, course.regions[region].points - len(marks))
+            weight = max(math.ceil(self.of_region(region) / spare), *(mark.weight for mark in marks.values()))
+            hidden |= {id: mark._replace(weight=weight) for id, mark in marks.items()}
+        self.tests |= {**collected, **hidden}
 
     def of_region(self, region: str) -> int:
         return sum(test.weight for test in self.tests.values() if test.region == region)

@@ -91,11 +91,12 @@ def run_graders(tree: Path, course: Course) -> dict[str, Any]:
 def points_table(report: dict[str, Any], course: Course) -> list[str]:
     """Points of each task, and the regions that did not get all of theirs; bonus tasks below the sum."""
     lines = []
-    for task in sorted(course.tasks.values(), key=lambda task: task.bonus):
+    for task in sorted(course.tasks.values(), key=lambda task: task.id in course.bonus_tasks):
         rows = [row for row in course.regions.values() if row.task == task.id]
         tests = [test for test in report["tests"] if test["task"] == task.id]
         got, most = sum(test["points"] for test in tests), sum(row.points for row in rows)
-        notes = ["bonus, on top of these"] * task.bonus
+        extra = sum(row.points for row in rows if row.bonus)
+        notes = [f"{extra} of them are bonus, on top of the total"] * (extra > 0)
         notes += [f"{test['region']} {test['status']}" for test in tests if test["status"] != "passed"]
         notes += [f"{row.id} has no grader here" for row in rows if row.id not in {test["region"] for test in tests}]
         lines.append(f"{task.submitted_as:10} {got:3} of {most:3}  {'; '.join(dict.fromkeys(notes))}".rstrip())

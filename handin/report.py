@@ -24,7 +24,6 @@ from handin.student import Student, remembered
 from handin.traffic import traffic
 from handin.words import is_unchanged_outside, read_words, section, with_fingerprint
 
-TITLE = "Distributed Training of Language Models"
 EXPLAINED = (
     "<!-- Built by `python submit.py report`. Write between the lines `your words` and `end of your words`: only that "
     "is kept when the report is built again. -->\n\n"
@@ -107,13 +106,15 @@ def build_report(tree: Path, course: Course, student: Student | None = None, fol
     body += f"## Appendix: code\n\n{_code(tree, course, findings)}"
     if empty:
         findings.miss(f"answers to {len(empty)} questions: {', '.join(empty)}", "edit report/report.md")
-    text = with_fingerprint(f"# {TITLE}\n\n{student.lines if student else ''}{EXPLAINED}{_unfinished(findings)}{body}")
+    text = with_fingerprint(
+        f"# {course.title}\n\n{student.lines if student else ''}{EXPLAINED}{_unfinished(findings)}{body}"
+    )
     kept_copy = None
     if earlier and not (is_unchanged_outside(earlier) and words.keys() <= names):
         copies = (path.with_name(f"report.old{number}.md") for number in itertools.count(1))
         kept_copy = path.rename(next(copy for copy in copies if not copy.exists()))
     pdf = path.with_name(f"{student.stem if student else 'draft'}.pdf")
-    content = markdown_to_pdf(text, path.parent, TITLE, student.name if student else "")
+    content = markdown_to_pdf(text, path.parent, course.title, student.name if student else "")
     for target, data in ((path, text.encode()), (pdf, content)):
         with atomic_write(target, "wb") as file:
             file.write(data)
@@ -153,13 +154,14 @@ def _code(tree: Path, course: Course, findings: Findings) -> str:
     for task in course.tasks.values():
         rows = [row for row in course.regions.values() if row.task == task.id]
         solved = [row for row in rows if row.id in bodies and row.id not in still_open]
-        text += f"### {task.title}{' (bonus)' if task.bonus else ''}\n\n" if solved or not task.bonus else ""
+        is_bonus = task.id in course.bonus_tasks
+        text += f"### {task.title}{' (bonus)' if is_bonus else ''}\n\n" if solved or not is_bonus else ""
         for row in solved:
             lines = "\n\n".join(body.strip("\n") for body in bodies[row.id])
             fence = "````" if "```" in lines else "```"
             title = row.title.replace("_", "\\_")  # Markdown would take __init__ for bold
             text += f"#### {row.id} {title} ({row.file})\n\n{fence}python\n{lines}\n{fence}\n\n"
-        if (unsolved := [row.id for row in rows if row not in solved]) and not task.bonus:
+        if unsolved := [row.id for row in rows if row not in solved and not row.bonus]:
             text += f"Not solved: {', '.join(unsolved)}.\n\n"
             findings.miss(f"regions {', '.join(unsolved)} are not solved", f"pytest --hint {unsolved[0]}")
     return text

@@ -80,6 +80,8 @@ def main() -> None:
         arguments.flags += ["--model_name_or_path", str(random_bert(arguments.random_bert))]
     rows = []
     for task, name in zip(TASKS, NAMES, strict=True):
+        if not (ROOT / task).is_dir():  # of a course without this task
+            continue
         if missing := open_in_script(ROOT, f"{task}/run_glue.py"):
             print(f"--- task {name}: not written yet: {', '.join(missing)}; the table ends here")
             break

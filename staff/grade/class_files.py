@@ -1,26 +1,37 @@
-"""Writes the files of a class, gradebook.csv and index.html, from what is kept of each hand-in."""
+"""Writes the files of a class, gradebook.csv, changes.csv and index.html, from what is kept of each hand-in."""
 
 import contextlib
 import statistics
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from common.paths import atomic_write, locked
 from course.table import Course
 from staff.grade import gradebook, pages, result_store
+from staff.grade.changes import write_changes
 from staff.grade.gradebook import GradedHandIn
+from staff.grade.roster import read_roster, write_grades
+
+ROSTER = "roster.csv"  # kept beside the results, so that a late hand-in is graded without naming it again
 
 
-def write_class(out: Path, names: Sequence[str], course: Course, footer: str) -> list[dict[str, Any]]:
-    """Write both files for those of `names` that are graded, in this order. Returns the figures of each.
+def write_class(
+    out: Path, names: Sequence[str], course: Course, footer: str, without: Collection[str] = ()
+) -> list[dict[str, Any]]:
+    """Write the files for those of `names` that are graded, and for all others that were ever graded into this folder,
+    in the order of their names. Returns the figures of each.
 
     Parts of a class may call it at the same time: one after the other writes.
     """
     with locked(out / ".gradebook"):
+        names = sorted({*names, *result_store.graded(out)} - {*without})
         rows = [row for name in names for row in _graded(out, name, course)]
         missing = sorted(set(names) - {row.name for row in rows})
         gradebook.write_csv(out / "gradebook.csv", rows, course)
+        write_changes(out / "changes.csv", out, rows)
+        if (out / ROSTER).exists():
+            write_grades(out / "grades.csv", read_roster(out / ROSTER), rows)
         if rows:
             with atomic_write(out / "index.html") as file:
                 file.write(pages.class_page(rows, course, footer, missing))

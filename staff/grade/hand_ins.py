@@ -27,6 +27,7 @@ from course.table import NOT_GRADED_HERE, Course, files_matching, load_course, s
 from grader.session import SEED_BITS
 from staff.grade import result_store, texts
 from staff.grade.gradebook import GradedHandIn
+from staff.grade.hidden_tests import check, visible_part
 from staff.grade.own_process import Unfinished, run_apart
 from staff.grade.own_texts import Opened, Tests, digest, nothing, open_into, page, read_report, unreadable
 from staff.grade.submissions import Submission, clean_files
@@ -47,12 +48,6 @@ def grader_files() -> list[str]:
     return [file for file in dict.fromkeys(files) if (ROOT / file).exists()]
 
 
-def hidden_files() -> list[str]:
-    """The graders that only the autograder runs."""
-    patterns = load_course().hidden.get("tests", [])
-    return [file for file in files_matching(ROOT, patterns) if Path(file).name.startswith("test_")]
-
-
 @dataclass
 class Grading:
     """What the submissions of one run share. `catalogue` has every test, as one that was never reached."""
@@ -65,16 +60,20 @@ class Grading:
     catalogue: Tests
     graders: str  # digest of all that decides on points
     sandbox: dict[str, Any]
-    seed: int | None  # None: each hand-in has its own
+    seed: int | None  # None: each hand-in has its own, which it keeps
     deadline: float
+    fresh_inputs: bool = False  # another seed for a hand-in that was graded before, too
     stop: threading.Event = field(default_factory=threading.Event)  # set when the whole run ends early
 
     @classmethod
-    def prepare(cls, out: Path, scratch: Path, files: Sequence[str], *, seed: int | None, deadline: float) -> "Grading":
+    def prepare(
+        cls, out: Path, scratch: Path, files: Sequence[str], *, seed: int | None, deadline: float, fresh: bool = False
+    ) -> "Grading":
         """The clean tree and the list of tests, made once."""
         course = load_course()
+        check(course)
         catalogue, graders = collect(scratch, files), digest(*_graders(files))
-        return cls(out, scratch, course, clean_files(), files, catalogue, graders, probe(), seed, deadline)
+        return cls(out, scratch, course, clean_files(), files, catalogue, graders, probe(), seed, deadline, fresh)
 
     def grade(self, submission: Submission) -> tuple[GradedHandIn, bool]:
         """Grade a submission unless that is done already; return its results, and whether it was graded now.
@@ -92,6 +91,8 @@ class Grading:
             run: dict[str, Any] = {
                 "notes": opened.notes,
                 "digest": mark,
+                "hand_in": opened.digest,
+                "seed": self._seed(submission, opened.digest),
                 "peak_pss_mb": None,
                 "output": {},
                 "flags": [],
@@ -119,7 +120,6 @@ class Grading:
     def _run(self, tree: Path, report: Path, run: dict[str, Any]) -> Tests:
         """The graders on a student's tree; every test of the catalogue, in its order."""
         inside = {"TMPDIR": str(self.scratch)}  # so that nothing is left behind, even by a killed run
-        run["seed"] = secrets.randbits(SEED_BITS) if self.seed is None else self.seed
         outcome = run_graded(tree, report, tests=self.files, seed=run["seed"], deadline_s=self.deadline, env=inside)
         try:
             reported = run_apart(read_report, report, seconds=PAGE_TIME)
@@ -136,6 +136,17 @@ class Grading:
         tests_by_id = {test["id"]: test for test in reported["tests"]}
         return [tests_by_id.get(test["id"], test) for test in self.catalogue]
 
+    def _seed(self, submission: Submission, hand_in: str) -> int:
+        """The seed of its inputs: that of its last grading if it is the same hand-in, so that only what the graders
+        changed changes its points. A new hand-in has a new one, since students can read the old one."""
+        if self.seed is not None:
+            return self.seed
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            before = result_store.read(self.out, submission.name).run
+            if before["hand_in"] == hand_in and not self.fresh_inputs:
+                return int(before["seed"])
+        return secrets.randbits(SEED_BITS)
+
     def _kept(self, submission: Submission, mark: str) -> GradedHandIn | None:
         """The results of an earlier run, if neither the submission nor the graders have changed since."""
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
@@ -147,18 +158,20 @@ class Grading:
         run["notes"] = texts.notes(run["notes"])
         report = {
             "submission": submission.name,
-            **score_of(tests, self.course.bonus_tasks),
+            **score_of(tests, self.course.bonus_regions),
             "tests": tests,
             "environment": environment() | {"seed": run.get("seed", self.seed)},
             "sandbox": run.pop("sandbox", self.sandbox),
         }
+        row = GradedHandIn(report, run)
+        shown = visible_part(row, self.course)
         try:
-            text = run_apart(page, report, run, self.course, seconds=PAGE_TIME)
+            text = run_apart(page, shown.report, run, self.course, seconds=PAGE_TIME)
         except Unfinished as error:
             run["notes"] = [*run["notes"], f"the student's page could not be written: {error}"]
-            text = f"<!doctype html><title>Points</title><p>{score_in_words(report)}</p>"
-        result_store.keep(self.out, report, run, text)
-        return GradedHandIn(report, run)
+            text = f"<!doctype html><title>Points</title><p>{score_in_words(shown.report)}</p>"
+        result_store.keep(self.out, row, shown.report, text)
+        return row
 
 
 def _graders(tests: Sequence[str]) -> Iterator[bytes]:

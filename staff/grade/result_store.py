@@ -1,10 +1,13 @@
 """Where the results of a class are kept, and how they are written: a killed run leaves nothing half-written.
 
     DIR/gradebook.csv, index.html         of the class
-    DIR/hand_ins/NAME/report.json         points and messages; written last: where it is, the hand-in is graded
+    DIR/hand_ins/NAME/report.json         points and messages that the student may see; written last: where it is, the
+                                          hand-in is graded
                      /index.html          the student's page
-                     /run.json            for staff: time, memory, notes, what to look at by hand
+                     /run.json            for staff: time, memory, notes, what to look at by hand, and `all`: the points
+                                          and messages of every test, where some are hidden (hidden_tests.py)
                      /output.json         for staff: what ranks printed
+                     /earlier.json        for staff: the tests of the grading before, if the hand-in was graded again
 
 The names of hand-ins are in a folder of their own, so no hand-in can be called as a file of the class.
 """
@@ -38,21 +41,39 @@ def read(out: Path, name: str) -> GradedHandIn:
         OSError, ValueError: it is not graded yet, or somebody has changed the files.
     """
     report, run = (_load(out, name, file) for file in ("report.json", "run.json"))
-    return GradedHandIn(report, run | {"output": {}})
+    return GradedHandIn(report | run.pop("all", {}), run | {"output": {}})
 
 
 def _load(out: Path, name: str, file: str) -> dict[str, Any]:
     return json.loads((folder_of(out, name) / file).read_text(encoding="utf-8"))
 
 
-def keep(out: Path, report: dict[str, Any], run: dict[str, Any], page: str) -> None:
-    """Write the results of one submission; report.json comes last."""
-    folder = folder_of(out, report["submission"])
+def earlier(out: Path, name: str) -> dict[str, Any]:
+    """The tests of the grading before the last, and the digest of what was handed in then; empty without one."""
+    try:
+        return _load(out, name, "earlier.json")
+    except (OSError, ValueError):
+        return {}
+
+
+def graded(out: Path) -> list[str]:
+    """The names of all hand-ins whose results are kept here, in order."""
+    return sorted(path.parent.name for path in (out / HAND_INS).glob("*/report.json"))
+
+
+def keep(out: Path, row: GradedHandIn, shown: dict[str, Any], page: str) -> None:
+    """Write the results of one submission; report.json comes last, with what is `shown` to the student."""
+    folder, run = folder_of(out, row.name), dict(row.run)
+    if shown.get("hidden"):
+        run["all"] = {key: value for key, value in row.report.items() if shown.get(key) != value} | {"hidden": False}
+    with contextlib.suppress(OSError, ValueError, KeyError):  # not graded before, or damaged
+        before = read(out, row.name)
+        write(folder / "earlier.json", json.dumps({"hand_in": before.run.get("hand_in"), "tests": before.tests}))
     (folder / "report.json").unlink(missing_ok=True)  # of what was handed in before: not done any more
     write(folder / "output.json", json.dumps(run["output"], indent=1))
     write(folder / "run.json", json.dumps({key: run[key] for key in run if key != "output"}, indent=1))
     write(folder / "index.html", page)
-    write(folder / "report.json", json.dumps(report, indent=1))
+    write(folder / "report.json", json.dumps(shown, indent=1))
 
 
 def write(path: Path, text: str) -> None:

@@ -18,8 +18,6 @@ from common.paths import ROOT
 from course.table import Course, files_matching, load_course
 from staff.handout.regions import for_students
 
-# What the graders look for in a tree; they read the table of the course, with its hints, in the repository.
-TREE = ("common/**/*.py", "task*/*.py", "pipeline/*.py", "beyond/*.py")
 LONGEST_NAME = 80  # characters; at most twice as many bytes
 
 
@@ -69,11 +67,17 @@ def _short_digest(text: str) -> str:
     return hashlib.sha256(os.fsencode(text)).hexdigest()[:8]
 
 
+def tree_patterns(course: Course) -> list[str]:
+    """What the graders look for in a tree; they read the table of the course, with its hints, in the repository."""
+    return ["common/**/*.py", *(f"{task.folder}/*.py" for task in course.tasks.values())]
+
+
 def clean_files(root: Path = ROOT, solved: Collection[str] = ()) -> dict[str, bytes]:
     """The clean tree: name -> content, with the regions `solved` as a student would have written them. Where the source
     is a handout already (an autograder), it is taken as it is."""
     course = load_course(root / "course.toml")
-    return {file: for_students((root / file).read_bytes(), file, course, solved) for file in files_matching(root, TREE)}
+    files = files_matching(root, tree_patterns(course))
+    return {file: for_students((root / file).read_bytes(), file, course, solved) for file in files}
 
 
 def choose(folder: Path, course: Course) -> tuple[dict[str, bytes], list[str]]:

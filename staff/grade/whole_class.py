@@ -24,13 +24,16 @@ from common.errors import InputError
 from common.paths import ROOT
 from grader.wire.processes import descendants, kill_all
 from staff.grade import result_store
-from staff.grade.class_files import summary, write_class
+from staff.grade.class_files import ROSTER, summary, write_class
 from staff.grade.gradebook import GradedHandIn
-from staff.grade.hand_ins import DEADLINE, Grading, grader_files, hidden_files, not_graded_here
+from staff.grade.hand_ins import DEADLINE, Grading, grader_files, not_graded_here
+from staff.grade.hidden_tests import hidden_files
 from staff.grade.own_process import Unfinished, run_apart
+from staff.grade.roster import read_roster
 from staff.grade.submissions import Submission, name_all
 from staff.sandbox.graded_run import refuse_exposed
 
+MOST_UNREADABLE = 1 / 5  # of the hand-ins of one run; more are hardly all the students' own fault
 CLASS_TIME = 600.0  # seconds to write the grade book and the overview, waiting for other parts included
 
 
@@ -98,27 +101,38 @@ def share(submissions: Sequence[Submission], part: str) -> list[Submission]:
 def main(argv: Sequence[str] | None = None) -> None:
     options = _options(argv)
     refuse_exposed([ROOT, options.out, Path(tempfile.gettempdir()), *options.submissions])
+    if options.roster:
+        read_roster(options.roster)  # what is wrong with it is said now, and not after hours
     submissions = name_all(options.submissions)
     to_grade = share(submissions, options.part)
     start = time.monotonic()
     with result_store.at_work(options.out, options.part.replace("/", "-of-")) as scratch:
-        tests = options.tests or grader_files() + (hidden_files() if options.hidden else [])
-        grading = Grading.prepare(options.out, scratch, tests, seed=options.seed, deadline=options.deadline)
+        if options.roster:
+            result_store.write(options.out / ROSTER, options.roster.read_text(encoding="utf-8-sig"))
+        tests = options.tests or grader_files() + ([] if options.no_hidden else hidden_files())
+        grading = Grading.prepare(
+            options.out, scratch, tests, seed=options.seed, deadline=options.deadline, fresh=options.fresh_inputs
+        )
         print("".join(f"{line}\n" for line in not_graded_here(grading.catalogue)), end="", flush=True)
         graded_now = grade_all(grading, to_grade, options.jobs)
         failed = {submission.name for submission in to_grade} - set(graded_now)
-        names = [submission.name for submission in submissions if submission.name not in failed]
+        names = [submission.name for submission in submissions]
         footer = f"Sandbox: {json.dumps(grading.sandbox)}"
         try:
-            rows = run_apart(write_class, options.out, names, grading.course, footer, seconds=CLASS_TIME)
+            rows = run_apart(write_class, options.out, names, grading.course, footer, failed, seconds=CLASS_TIME)
         except Unfinished as error:
             raise InputError(
                 f"{options.out}/gradebook.csv could not be written: {error}; run the command again"
             ) from None
     figures = summary(rows, graded_now, time.monotonic() - start) | {"not_graded": len(failed), "class": len(rows)}
-    print(f"{len(rows)} of {len(submissions)} graded: {options.out / 'index.html'}, {options.out / 'gradebook.csv'}")
+    of_these = len({row["name"] for row in rows} & set(names))
+    earlier = f", and {len(rows) - of_these} from earlier runs" if len(rows) > of_these else ""
+    print(f"{of_these} of {len(submissions)} graded{earlier}: {options.out}/index.html, {options.out}/gradebook.csv")
+    if too_many := figures["unreadable"] > MOST_UNREADABLE * figures["submissions"]:
+        words = "is this how your platform packs them? see each one's note in the grade book"
+        print(f"warning: {figures['unreadable']} of {figures['submissions']} cannot be read: {words}", file=sys.stderr)
     print(json.dumps(figures))
-    sys.exit(1 if failed else 0)
+    sys.exit(1 if failed or too_many else 0)
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -143,7 +157,13 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     deadline = DEADLINE * float(os.environ.get("COS598D_SLOWNESS", "1"))
     parser.add_argument("--deadline", type=float, default=deadline, help="seconds for one submission (%(default)s)")
-    parser.add_argument("--hidden", action="store_true", help="also run the hidden tests")
+    parser.add_argument(
+        "--fresh-inputs", action="store_true", help="draw new inputs for hand-ins that are graded again, too"
+    )
+    parser.add_argument(
+        "--roster", type=Path, metavar="CSV", help="who takes the course, for DIR/grades.csv; see staff/grade/roster.py"
+    )
+    parser.add_argument("--no-hidden", action="store_true", help="leave out the hidden tests")
     parser.add_argument("--tests", nargs="+", metavar="TEST", help="run only these tests (files or pytest node ids)")
     options = parser.parse_args(argv)
     if missing := [path for path in options.submissions if not path.exists()]:

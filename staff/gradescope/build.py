@@ -16,6 +16,7 @@ from common.paths import ROOT
 from course.table import files_matching, load_course
 from course.zip_files import write_zip
 from staff.grade.submissions import clean_files
+from staff.handout.imported import with_imports
 
 SCRIPTS = ("setup.sh", "run_autograder", "autograder.py")  # at the root of the zip
 OTHERS = ("grader/**/*.py", "course/*.py", "tests/conftest.py", "pyproject.toml",
@@ -29,7 +30,7 @@ def contents() -> dict[str, bytes]:
     files = clean_files()
     files["course.toml"] = (ROOT / "course.toml").read_bytes()  # with the staff's part: it names the hidden tests
     tests = [pattern for pattern in load_course().ships if pattern.startswith("tests/")]
-    others = files_matching(ROOT, [*OTHERS, *tests])
+    others = with_imports(ROOT, files_matching(ROOT, [*OTHERS, *tests]))
     files |= {name: (ROOT / name).read_bytes() for name in others if name not in files}
     files |= {name: (ROOT / "staff/gradescope" / name).read_bytes() for name in SCRIPTS}
     return dict(sorted(files.items()))

@@ -13,8 +13,9 @@ from typing import Any
 
 from common.errors import InputError, exit_on_input_error
 from common.paths import atomic_write
-from course.table import NOT_GRADED_HERE
+from course.table import NOT_GRADED_HERE, Course, load_course
 from staff.grade.gradebook import GradedHandIn
+from staff.grade.hidden_tests import visible_part
 from staff.grade.pages import sentence
 from staff.gradescope.grade_submission import grade_one
 
@@ -30,7 +31,7 @@ TEXTS = {  # field -> variables of the runner, the first that is set counts
 }
 
 
-def result(row: GradedHandIn, environment: Mapping[str, str], now: datetime) -> dict[str, Any]:
+def result(row: GradedHandIn, course: Course, environment: Mapping[str, str], now: datetime) -> dict[str, Any]:
     """The content of result.json.
 
     Raises:
@@ -51,7 +52,7 @@ def result(row: GradedHandIn, environment: Mapping[str, str], now: datetime) -> 
             "score": test["points"],
             "max-score": test["max_points"],
         }
-        for test in row.report["tests"]
+        for test in visible_part(row, course).tests
     ]
     score = {"score": row.report["score"], "max-score": row.report["max_score"]}
     time = {"datetime": now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}
@@ -69,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser.parse_args(argv)
     row = grade_one(options.checkout, options.timeout)
     with atomic_write(options.checkout / "result.json") as file:
-        json.dump(result(row, os.environ, datetime.now(UTC)), file, indent=1)
+        json.dump(result(row, load_course(), os.environ, datetime.now(UTC)), file, indent=1)
     print(json.dumps({"score": row.report["score"], "max_score": row.report["max_score"]}))
 
 

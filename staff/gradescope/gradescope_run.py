@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from common.errors import exit_on_input_error
+from common.errors import InputError, exit_on_input_error
 from common.paths import ROOT, atomic_write
 from course.table import load_course
 from staff.grade.gradebook import place_of
@@ -25,8 +25,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     path, metadata = options.folder / "results" / "results.json", options.folder / "submission_metadata.json"
     _write(path, unfinished("The autograder was stopped before it produced a result. Please submit again."))
     _close(ROOT / "staff", path.parent, metadata)
+    try:
+        late = late_days(metadata)
+    except InputError as error:
+        _write(path, unfinished(f"Nothing was graded: {error}"))
+        raise
     row = grade_one(options.folder / "submission", options.timeout)
-    late = late_days(metadata)
     _write(path, results(row, load_course(), late, time.monotonic() - start))
     for flag in row.run["flags"]:  # the platform shows stdout to instructors only
         print(f"needs manual review: {place_of(flag)} {flag['what']}")

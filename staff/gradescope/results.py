@@ -2,7 +2,7 @@
 
 The fields are those of Gradescope's autograder specification. Gradescope cuts what is longer
 than 100,000 characters, wherever that happens to be, so the texts are kept short here. Tests that fail for one reason
-are grouped as in the terminal. Hidden tests have groups of their own: what a student can read must not mention them.
+are grouped as in the terminal. Hidden tests have groups of their own (staff/grade/hidden_tests.py).
 """
 
 import json
@@ -12,14 +12,15 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from common.errors import InputError
 from course.table import NOT_GRADED_HERE, Course, score_in_words
 from grader import messages
 from grader.report import Entry
 from staff.grade.gradebook import GradedHandIn
+from staff.grade.hidden_tests import VISIBILITIES, visibility, visible_part
 from staff.grade.pages import entries, ranks_alike, sentence
 from staff.grade.texts import clip
 
-VISIBILITIES = ("visible", "hidden", "after_due_date", "after_published")
 LONGEST_TEST = 4000  # characters of one test's output
 LONGEST_RANKS = 1500  # of them what ranks printed
 
@@ -30,8 +31,8 @@ def results(row: GradedHandIn, course: Course, late: int | None, seconds: float)
     What to look at by hand is in extra_data alone, which students never see: a hidden test would hide their score, too.
     """
     report, flags = row.report, row.run.get("flags", [])
-    visible = [test for test in entries(row) if visibility(test.id, course) == "visible"]
-    lines = [f"{score_in_words(report)}.", *row.run["notes"], *messages.seed_line(visible)]
+    shown = visible_part(row, course)
+    lines = [f"{score_in_words(shown.report)}.", *row.run["notes"], *messages.seed_line(entries(shown))]
     if late is not None:
         lines.append(f"Late days: {late}.")
     return {
@@ -88,14 +89,9 @@ def _test(test: Entry, text: str, course: Course) -> dict[str, Any]:
         "number": test.region,
         "output": text,
         "output_format": "text",
-        "tags": [course.tasks[test.task].title, *(["bonus"] if test.task in course.bonus_tasks else [])],
+        "tags": [course.tasks[test.task].title, *(["bonus"] if test.region in course.bonus_regions else [])],
         "visibility": visibility(test.id, course),
     }
-
-
-def visibility(test: str, course: Course) -> str:
-    """Tests of the handout are visible; for hidden ones course.toml decides."""
-    return str(course.hidden.get("visibility", "hidden")) if test.startswith("staff/") else "visible"
 
 
 def _printed(output: Sequence[dict[str, Any]]) -> str:
@@ -117,13 +113,20 @@ def late_days(path: Path) -> int | None:
     """Days after the due date, each that has begun; None without a due date. An extension of a student counts.
 
     Of a group's several due dates the latest does.
+
+    Raises:
+        InputError: a date without a time zone, which nobody can compare.
     """
     try:
         metadata = json.loads(path.read_text(encoding="utf-8"))
         created = datetime.fromisoformat(metadata["created_at"])
         assignments = [metadata["assignment"], *(user.get("assignment") or {} for user in metadata.get("users") or [])]
         dates = [assignment["due_date"] for assignment in assignments if assignment.get("due_date")]
-        due_date = max(datetime.fromisoformat(date) for date in dates)
+        due_dates = [datetime.fromisoformat(date) for date in dates]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # no metadata (a local try), or none that can be read: nobody is called late for it
-    return max(0, math.ceil((created - due_date) / timedelta(days=1)))
+    if naive := [date for date in (created, *due_dates) if date.tzinfo is None]:
+        raise InputError(f"{path.name}: expected dates with a time zone, got {naive[0].isoformat()}; fix the due date")
+    if not due_dates:
+        return None
+    return max(0, math.ceil((created - max(due_dates)) / timedelta(days=1)))

@@ -11,6 +11,7 @@ import fnmatch
 import hashlib
 import json
 import os
+import re
 import sys
 import tempfile
 import zipfile
@@ -23,11 +24,13 @@ from course.graded_tests import graded_tests
 from course.manifest import code_digest
 from course.table import Course, files_matching, load_course
 from course.zip_files import mode_of, write_zip
+from staff.handout.imported import with_imports
 from staff.handout.leaks import find_leaks
 from staff.handout.points import with_points
 from staff.handout.regions import Region, find_regions, for_students
 
 MANIFEST = ".handout.json"
+OUR_NAME = re.compile(rb"(?:cos598d|COS598D)(?![a-z0-9])")  # in the source, whatever course.toml calls the course
 _SECONDS = 1577836800  # of every file in the folder: the time in zips, see zip_files
 _REMAKEABLE = {"__pycache__", ".pytest_cache", ".cache"}  # what running the handout leaves in it
 
@@ -54,7 +57,9 @@ def assemble(root: Path) -> Handout:
             all_regions += find_regions(content.decode(), source)
         elif source.endswith("README.md"):
             content = with_points(content.decode(), course).encode()
-        files[name] = for_students(content, source, course)
+        if source == "README.md" and course.title:
+            content = re.sub(rb"\A# .*", f"# {course.title}: an assignment".encode(), content)
+        files[name] = renamed(for_students(content, source, course), course)
     given_solved = list(dict.fromkeys(region.id for region in all_regions if region.id not in course.regions))
     regions = [region for region in all_regions if region.id in course.regions]
     problems = _misplaced(course, regions, files)
@@ -70,9 +75,15 @@ def assemble(root: Path) -> Handout:
     return Handout(files, regions, problems, given_solved, code)
 
 
+def renamed(content: bytes, course: Course) -> bytes:
+    """A file of the handout with the course's name where the source has its own: in TODO lines, texts, environment
+    variables. Our graders keep theirs, and read the TODO lines of any name."""
+    return OUR_NAME.sub(lambda ours: (course.name if ours[0].islower() else course.name.upper()).encode(), content)
+
+
 def _names(root: Path, course: Course) -> dict[str, str]:
     """Source file -> name in the handout, sorted by name."""
-    names = {file: file for file in files_matching(root, course.ships)}
+    names = {file: file for file in with_imports(root, files_matching(root, course.ships))}
     names |= {files_matching(root, [source])[0]: name for source, name in course.handout.renames.items()}
     if len(set(names.values())) < len(names):
         raise InputError("course.toml: handout.renames maps two files to one name; fix it")

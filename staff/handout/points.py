@@ -15,7 +15,7 @@ LAST_NUMBER = re.compile(r"\d+(?= \|$)")
 
 def with_points(text: str, course: Course) -> str:
     """Return a README with the points of the course."""
-    bonus = sum(region.points for region in course.regions.values() if region.task in course.bonus_tasks)
+    bonus = sum(course.regions[id].points for id in course.bonus_regions)
     sums = {"total": course.total, "bonus": bonus}
     lines = []
     for line in text.split("\n"):

@@ -1,7 +1,7 @@
 """Hidden graders: the same properties as in tests/, for numbers of workers and sizes that the handout never shows.
 
-Who solved the task passes them; who fitted a solution to the tests that came with it does not. Their points come on
-top of the total of course.toml.
+Who solved the task passes them; who fitted a solution to the tests that came with it does not. What they count, and who
+sees them: staff/grade/hidden_tests.py.
 """
 
 from collections import Counter

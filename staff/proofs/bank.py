@@ -15,7 +15,7 @@ from typing import Any
 from common.errors import InputError, reading
 from common.paths import ROOT
 from course.table import files_matching, load_course
-from staff.grade.submissions import TREE, clean_files, write_files
+from staff.grade.submissions import clean_files, tree_patterns, write_files
 from staff.handout.regions import for_students, replace_body
 
 BANKS = ROOT / "staff" / "banks"
@@ -119,7 +119,7 @@ def _entry(start: BankEntry, row: Any) -> BankEntry:
 
 def copy_tree(tree: Path) -> None:
     """Copy what the graders look for. Real copies: through a link a script would find the source's `common`."""
-    write_files({file: (ROOT / file).read_bytes() for file in files_matching(ROOT, TREE)}, tree)
+    write_files({file: (ROOT / file).read_bytes() for file in files_matching(ROOT, tree_patterns(load_course()))}, tree)
 
 
 @functools.cache

@@ -20,5 +20,5 @@ def entry(
 
 def row(*entries: Entry, name: str = "alice", output: Mapping[str, Any] | None = None, **run: Any) -> GradedHandIn:
     report = {"submission": name, "sandbox": {}, "environment": {"python": "3.11", "seed": 55}}
-    report |= as_dict(entries, load_course().bonus_tasks)
+    report |= as_dict(entries, load_course().bonus_regions)
     return GradedHandIn(report, {"notes": [], "unreadable": False, "output": dict(output or {}), "flags": []} | run)

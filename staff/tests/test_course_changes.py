@@ -4,12 +4,14 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from collections import Counter
 
 import pytest
 
+from common.errors import InputError
 from common.paths import ROOT
-from course.table import load_course
+from course.table import load_course, read_course, scaled, score_of
 from staff.grade.submissions import clean_files
 from staff.handout.assemble import assemble
 from staff.tests.handouts import copied
@@ -28,11 +30,11 @@ def change(tree, change_text):
     path.write_text(change_text(path.read_text(encoding="utf-8")), encoding="utf-8")
 
 
-def without(text, *headings):
-    """The table without some of its sections, such as [tasks.4]."""
-    for heading in headings:
-        text, count = re.subn(rf"\n\[{re.escape(heading)}\]\n.*?(?=\n\[|\n# )", "\n", text, flags=re.DOTALL)
-        assert count == 1, heading
+def choose(text, **values):
+    """The table with other values in its first lines."""
+    for key, value in values.items():
+        text, count = re.subn(rf"\n{key} = .*", f"\n{key} = {json.dumps(value)}", text, count=1)
+        assert count == 1, key
     return text
 
 
@@ -44,7 +46,7 @@ def rows(path, heading):
 
 
 def test_the_tables_of_regions_are_that_of_the_course():
-    bonus = str(sum(region.points for region in COURSE.regions.values() if region.task in COURSE.bonus_tasks))
+    bonus = str(sum(COURSE.regions[id].points for id in COURSE.bonus_regions))
     *table, total, of_bonus = rows("README.md", "Regions and points")
     *of_beyond, sum_of_beyond = rows("beyond/README.md", "The regions")
 
@@ -59,6 +61,137 @@ def test_make_demo_runs_the_same_command_in_the_handout():
 
     one, other = (re.findall(r"^demo: setup\n\t(.*)$", text, re.MULTILINE) for text in texts)
     assert one and one == other
+
+
+# --- what the first lines say ---
+
+
+def edited(tmp_path, **values):
+    """What is read of this course with other first lines, and every contradiction in it."""
+    text = (ROOT / "course.toml").read_text(encoding="utf-8")
+    due = values.pop("due", {})
+    lines = "".join(f"due.{task} = {date}\n" for task, date in due.items())
+    (tmp_path / "course.toml").write_text(choose(text, **values).replace("\ncarried", f"\n{lines}carried", 1))
+    return read_course(tmp_path / "course.toml")
+
+
+def test_the_first_25_lines_are_the_course_and_the_rest_of_the_table_is_not_needed_to_change_it():
+    first = "".join((ROOT / "course.toml").read_text(encoding="utf-8").splitlines(keepends=True)[:25])
+
+    table = tomllib.loads(first.partition("\n# === ")[0])
+    assert {"name", "title", "tasks", "graded", "total", "bonus"} <= table.keys() and "due.1 = " in first
+    assert "[task." not in first
+
+
+@pytest.mark.parametrize(
+    "weights, total, points",
+    [
+        ({"a": 3, "b": 3, "c": 4}, 10, [3, 3, 4]),
+        ({"a": 3, "b": 3, "c": 4}, 100, [30, 30, 40]),
+        ({"a": 1, "b": 1, "c": 1}, 10, [4, 3, 3]),
+        ({"a": 2, "b": 3, "c": 6}, 7, [1, 2, 4]),  # 1.27, 1.91, 3.82
+        ({}, 7, []),
+    ],
+)
+def test_points_are_scaled_to_the_total_by_largest_remainder(weights, total, points):
+    assert list(scaled(weights, total).values()) == points
+
+
+def test_graded_bonus_lessons_share_the_total_and_the_other_ones_are_still_on_top(tmp_path):
+    course, contradictions = edited(tmp_path, graded=["b.1", "b.2", "b.13"], total=109)
+
+    assert contradictions == []
+    assert sum(row.points for row in course.regions.values() if not row.bonus) == 109
+    assert {id for id in COURSE.bonus_regions if id not in course.bonus_regions} == {"b.1", "b.2", "b.13"}
+    assert (course.regions["b.1"].points, sum(course.regions[id].points for id in course.bonus_regions)) == (4, 41)
+    tests = [{"region": id, "points": row.points, "max_points": row.points} for id, row in course.regions.items()]
+    assert score_of(tests, course.bonus_regions) == {"score": 109, "max_score": 109, "bonus": 41, "max_bonus": 41}
+
+
+def test_what_builds_on_a_region_that_is_left_out_builds_on_what_that_one_builds_on(tmp_path):
+    course, _ = edited(tmp_path, graded=["b.8", "b.10"], bonus=0)
+
+    assert set(course.regions["b.10"].needs) == {"b.8"} and "b.9" in course.dropped
+
+
+@pytest.mark.parametrize(
+    "values, words",
+    [
+        ({"tasks": ["1", "2c"]}, ["tasks: expected one of 1, 2a, 2b, 3, 4, p, b, got '2c'"]),
+        ({"tasks": []}, ["tasks: expected at least one task"]),
+        ({"tasks": ["1", "b"], "bonus": 0}, ["tasks names 'b', but bonus = 0"]),
+        ({"graded": ["b.99"]}, ["graded: expected regions of bonus lessons, got 'b.99'"]),
+        ({"graded": ["1.1"]}, ["graded: region 1.1 is no bonus lesson"]),
+        (
+            {"total": 20},
+            [f"total = 20 leaves no point for region {id}" for id in ("2b.2", "2b.4", "2b.6", "2b.8", "4.1")],
+        ),
+        ({"name": "COS 598"}, ["name: expected small letters and digits"]),
+        ({"due": {"1": "2026-02-13T23:59:00"}}, ["due.1: expected a time with its zone"]),
+        ({"due": {"1": '"next week"'}}, ["due.1: expected a time with its zone"]),
+        ({"due": {"7": "2026-02-13T23:59:00Z"}}, ["due: expected one of"]),
+        ({"tasks": ["1"], "due": {"3": "2026-02-13T23:59:00Z"}}, ["due.3: the task is not in `tasks`"]),
+        (
+            {"tasks": ["9"], "graded": ["b.0"], "total": 0},
+            ["tasks: expected one", "tasks: expected at", "graded", "total"],
+        ),
+    ],
+)
+def test_every_contradiction_is_a_line_and_the_first_stops_whoever_reads_the_course(tmp_path, values, words):
+    _, contradictions = edited(tmp_path, **values)
+
+    assert len(contradictions) == len(words)
+    assert all(
+        word in line and line.startswith("course.toml: ") for word, line in zip(words, contradictions, strict=True)
+    )
+    with pytest.raises(InputError, match=re.escape(contradictions[0])):
+        load_course(tmp_path / "course.toml")
+
+
+def shown(tree, *flags):
+    """The lines that `python -m staff.course` prints in a tree, its figures and its exit code."""
+    words = [sys.executable, "-m", "staff.course", *flags]
+    done = subprocess.run(words, cwd=tree, capture_output=True, text=True)
+    *lines, figures = done.stdout.splitlines()
+    return lines, json.loads(figures), done.returncode
+
+
+@pytest.mark.medium
+def test_the_command_shows_on_one_screen_what_follows_and_what_contradicts_itself(tree):
+    change(tree, lambda text: choose(text, tasks=["1", "2a", "2b", "3"], bonus=0))
+    change(tree, lambda text: text.replace("\ncarried", "\ndue.2a = 2026-02-13T23:59:00-05:00\ncarried"))
+
+    lines, figures, code = shown(tree)
+
+    assert len(lines) <= 25 and code == figures["contradictions"] == 0
+    assert next(line for line in lines if line.startswith("2a ")).endswith("2026-02-13 23:59 UTC-05:00")
+    assert next(line for line in lines if line.startswith("left out: ")).startswith("left out: 4.1, 4.2, p.1")
+    assert next(line for line in lines if "given out solved" in line).endswith(": p.2")
+
+    change(tree, lambda text: choose(text, tasks=["1", "2c"], graded=["b.0"]))
+    lines, figures, code = shown(tree)
+    assert [line.partition(":")[0] for line in lines] == ["contradiction"] * figures["contradictions"] and code == 1
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"tasks": ["1", "2a", "2b", "3"], "bonus": 0, "name": "cs999", "total": 61},
+        {"tasks": ["1", "2b", "p"], "bonus": 0},
+        {"bonus": 0},
+    ],
+    ids=["tasks 1 to 3 of a course with another name and total", "1, 2b and the pipeline", "without the bonus"],
+)
+def test_a_changed_course_gives_all_points_to_its_solution_and_none_to_its_handout_however_it_is_graded(tree, values):
+    change(tree, lambda text: choose(text, **values))
+
+    lines, figures, code = shown(tree, "--try")
+
+    assert (figures["tried"], figures["failed"], code) == (8, [], 0), "\n".join(lines)
+
+
+# --- what follows ---
 
 
 @pytest.mark.medium
@@ -83,15 +216,20 @@ def test_points_that_are_exchanged_are_those_of_the_handout_and_of_its_graders(t
 
 
 @pytest.mark.medium
+def test_a_handout_has_the_name_and_the_title_of_its_course_and_no_other_name(tree):
+    change(tree, lambda text: choose(text, name="cs999", title="Large models"))
+
+    files = assemble(tree).files
+
+    assert [name for name, content in files.items() if b"cos598d" in content.lower()] == []
+    assert b"# TODO(cs999) 1.2: " in files["task1_single/run_glue.py"] and b"CS999_CACHE" in files["common/paths.py"]
+    assert files["README.md"].startswith(b"# Large models: an assignment\n")
+
+
+@pytest.mark.medium
 def test_without_task_4_the_pipeline_and_the_bonus_neither_folders_nor_tests_nor_rows_ship(tree):
     dropped = {id for id, row in COURSE.regions.items() if row.task in ("4", "p", "b")}
-    rest = 100 - sum(row.points for row in COURSE.regions.values() if row.task in ("4", "p"))
-
-    def drop(text):
-        text = without(text, "tasks.4", "tasks.p", "tasks.b", *[f'regions."{id}"' for id in dropped])
-        return text.replace("total = 100 ", f"total = {rest} ").replace("bonus = 50 ", "bonus = 0 ")
-
-    change(tree, drop)
+    change(tree, lambda text: choose(text, tasks=["1", "2a", "2b", "3"], bonus=0))
 
     handout = assemble(tree)
 
@@ -103,7 +241,8 @@ def test_without_task_4_the_pipeline_and_the_bonus_neither_folders_nor_tests_nor
     assert clean_files(tree)["common/schedule.py"].decode() == schedule  # the graders lay hand-ins over the same
     table = handout.files["README.md"].decode().split("## Regions and points")[1]
     assert "| 4.1 |" not in table and "| p.1 |" not in table and "b.16" not in table.split("\n## ")[0]
-    assert f"| | total | | {rest} |" in table
+    assert "| | total | | 100 |" in table
+    assert re.search(r"\| 1\.1 \|.*\| 5 \|", table), "the points of what is left are scaled to the same total"
 
 
 def test_a_region_without_a_test_is_named(tree):

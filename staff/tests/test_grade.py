@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,16 @@ import pytest
 
 from common.errors import InputError
 from common.paths import ROOT
+from course.graded_tests import GradedTest, marked
 from course.table import load_course
 from course.todo import find_blocks, replace_block
 from course.zip_files import write_zip
+from grader.report import Entry
+from grader.weights import Weights
 from staff.grade import result_store, whole_class
 from staff.grade.class_files import write_class
+from staff.grade.gradebook import GradedHandIn
+from staff.grade.hidden_tests import contradictions, hidden_files
 from staff.grade.result_store import at_work
 from staff.grade.submissions import clean_files, name_all, write_files
 from staff.grade.whole_class import share
@@ -118,7 +124,7 @@ def test_the_sums_of_the_grade_book_are_those_of_its_columns_and_of_the_reports(
             assert int(row[column]) == sum(test["points"] for test in tests if test[key or "region"] == value), column
         for total, is_bonus in (("score", False), ("bonus", True)):
             tasks = [id for id in COURSE.tasks if (id in COURSE.bonus_tasks) == is_bonus]
-            regions = [id for id, region in COURSE.regions.items() if region.task in tasks]
+            regions = [id for id, region in COURSE.regions.items() if region.bonus == is_bonus]
             assert int(row[total]) == sum(int(row[f"task {id}"]) for id in tasks) == sum(int(row[id]) for id in regions)
     assert {(row["max_score"], row["max_bonus"]) for row in graded["rows"].values()} == {("5", "4")}
 
@@ -163,6 +169,133 @@ def test_only_what_has_changed_is_graded_again_with_another_seed_and_what_cannot
 
 
 @pytest.mark.medium
+def test_grading_one_late_hand_in_keeps_the_rows_of_all_others(graded):
+    late = graded["paths"][0].parent / "very late"
+    write_files({HOME: b""}, late)
+
+    (late.parent.parent / "roster.csv").write_text("id,name,partners\nsolved,Ann,\nvery,Bob,\ncy,Cy,solved\n")
+
+    figures, process = command(
+        [late], graded["out"], "--tests", QUICK, "--roster", str(late.parent.parent / "roster.csv")
+    )
+
+    people = csv.DictReader((graded["out"] / "grades.csv").read_text(encoding="utf-8").splitlines())
+    assert [(one["name"], one["hand-in"], one["score"]) for one in people][:3] == [
+        ("Ann", "solved", "5"), ("Bob", "very_late", "0"), ("Cy", "solved", "5")
+    ]  # fmt: skip
+    rows = list(csv.DictReader((graded["out"] / "gradebook.csv").read_text(encoding="utf-8").splitlines()))
+    names = [row["submission"] for row in rows]
+    assert names == sorted({*graded["rows"], "very_late"}) and figures["class"] == len(names)
+    assert next(row["score"] for row in rows if row["submission"] == "solved") == "5"
+    assert f"1 of 1 graded, and {len(names) - 1} from earlier runs" in process.stdout
+
+
+# --- regrading ---
+
+
+@pytest.mark.medium
+def test_a_hand_in_that_is_graded_again_keeps_its_seed_and_what_it_gained_or_lost_is_named_with_the_test(tmp_path):
+    write_files({HOME: solved_files()[HOME]}, tmp_path / "ann")
+    write_files({HOME: b""}, tmp_path / "bob")
+    out, both = tmp_path / "out", [tmp_path / "ann", tmp_path / "bob"]
+
+    def seeds_after(*flags: str) -> list[int]:
+        command(both, out, *flags)
+        return [result_store.read(out, name).report["environment"]["seed"] for name in ("ann", "bob")]
+
+    def changes() -> list[dict[str, str]]:
+        return list(csv.DictReader((out / "changes.csv").read_text(encoding="utf-8").splitlines()))
+
+    first = seeds_after("--tests", *TESTS[:2])
+    assert changes() == []
+
+    assert seeds_after("--tests", QUICK) == first
+    (lost,) = changes()
+    points = int(lost["score before"]) - int(lost["score now"])
+    assert (lost["submission"], lost["test"], lost["region"]) == ("ann", TESTS[1], "2b.4")
+    assert (lost["before"], lost["now"], lost["points"]) == ("passed", "no such test", f"-{points}") and points > 0
+    assert lost["why"] == "the same hand-in"
+
+    write_files({HOME: b""}, tmp_path / "ann")
+    ann, bob = seeds_after("--tests", QUICK)
+    assert ann != first[0] and bob == first[1], "students can read the seed of what they handed in before"
+    assert [(line["submission"], line["why"]) for line in changes()] == [("ann", "another hand-in")]
+    assert seeds_after("--fresh-inputs", "--tests", *TESTS[:2])[1] != first[1]
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize("unreadable, code", [(1, 0), (2, 1)])
+def test_more_unreadable_hand_ins_than_a_fifth_are_a_warning_and_an_exit_code(tmp_path, unreadable, code):
+    for number in range(5):
+        if number < unreadable:
+            (tmp_path / f"{number}.zip").write_bytes(b"not a zip")
+        else:
+            write_files({HOME: b""}, tmp_path / str(number))
+
+    figures, process = command(sorted(tmp_path.iterdir()), tmp_path / "out", "--tests", QUICK)
+
+    assert (figures["unreadable"], process.returncode) == (unreadable, code)
+    assert process.stderr.startswith("warning: 2 of 5 cannot be read") == bool(code)
+
+
+# --- hidden tests ---
+
+
+@pytest.mark.medium
+def test_hidden_points_are_in_the_grade_book_and_nowhere_that_the_student_can_read(tmp_path):
+    write_files({HOME: solved_files()[HOME]}, tmp_path / "in")
+    hidden = f"{hidden_files()[0]}::test_many_uneven_partitions_hold_every_example_once"
+
+    command([tmp_path / "in"], tmp_path / "out", "--tests", "tests/task2b/test_partitions.py", hidden)
+
+    row = result_store.read(tmp_path / "out", "in")
+    of_hidden = [test for test in row.tests if test["id"] == hidden]
+    assert [(test["status"], test["points"] >= 1) for test in of_hidden] == [("passed", True)]
+    (in_book,) = csv.DictReader((tmp_path / "out/gradebook.csv").read_text(encoding="utf-8").splitlines())
+    regions = {test["region"] for test in row.tests}
+    whole = sum(COURSE.regions[id].points for id in regions)
+    assert (in_book["score"], in_book["max_score"], in_book["2b.3"]) == (str(whole), str(whole), "6")
+    report, page = ((tmp_path / "out/hand_ins/in" / name).read_text() for name in ("report.json", "index.html"))
+    assert "uneven_partitions" not in report and "uneven partitions" not in page
+    shown = whole - of_hidden[0]["points"]
+    assert json.loads(report)["score"] == json.loads(report)["max_score"] == shown
+    assert f"{shown} of {shown} points; hidden tests give the rest" in page
+
+
+def test_every_hidden_test_has_a_point_of_its_region_whose_points_stay_the_same():
+    hidden = {
+        id: GradedTest(*values, **words)
+        for file in hidden_files()
+        for id, values, words in marked(ROOT, file, "graded")
+    }
+    weights = Weights(ROOT, COURSE)
+    weights.take(COURSE, hidden)
+    for region in {mark.region for mark in hidden.values()}:
+        tests = [Entry(id, "", region, "passed") for id, mark in weights.tests.items() if mark.region == region]
+
+        weights.share_out(COURSE, tests)
+
+        assert sum(test.points for test in tests) == COURSE.regions[region].points
+        assert all(test.max_points >= 1 for test in tests if test.id in hidden), region
+
+
+@pytest.mark.parametrize(
+    "values, words",
+    [({"visibility": "later"}, "hidden.visibility: expected one of"), ({"visibility": "visible"}, "")],
+)
+def test_a_visibility_that_is_none_is_said_before_anything_is_graded(values, words):
+    lines = list(contradictions(replace(COURSE, hidden=COURSE.hidden | values)))
+
+    assert [words in line for line in lines] == [True] * bool(words)
+
+
+def test_a_region_with_no_more_points_than_hidden_tests_is_a_contradiction():
+    region = replace(COURSE.regions["2b.3"], points=1)
+
+    assert [line.split()[2] for line in contradictions(replace(COURSE, regions={"2b.3": region}))] == ["2b.3"]
+
+
+@pytest.mark.medium
 def test_a_deadline_that_is_given_wins_over_that_of_the_environment(tmp_path):
     write_files({HOME: b"while True:\n    pass\n"}, tmp_path / "in")
 
@@ -177,7 +310,7 @@ def test_a_row_that_is_not_there_yet_or_damaged_is_named_and_the_others_are_show
     for name in ("ann", "bob", "cy"):
         kept: dict[str, object] = {"submission": name, "score": 1, "max_score": 2, "tests": []}
         run = {"notes": [], "flags": [], "output": {}, "unreadable": False, "wall_s": 1.0, "peak_pss_mb": None}
-        result_store.keep(tmp_path, kept, run, "page")
+        result_store.keep(tmp_path, GradedHandIn(kept, run), kept, "page")
     (tmp_path / "hand_ins/bob/run.json").write_text("{")
     (tmp_path / "hand_ins/cy/run.json").write_text('{"notes": 7}')
 
@@ -193,6 +326,15 @@ def test_a_row_that_is_not_there_yet_or_damaged_is_named_and_the_others_are_show
 )
 def test_the_processors_are_divided_among_the_jobs_and_shared_evenly_where_there_are_more_jobs(jobs, shares):
     assert whole_class.processors_of_jobs([4, 6, 8], jobs) == shares
+
+
+def test_a_roster_with_a_date_without_a_zone_is_refused_before_anything_is_graded(tmp_path):
+    (tmp_path / "roster.csv").write_text("id,due\nann,2026-02-13\n")
+
+    with pytest.raises(InputError, match="a time with its zone"):
+        whole_class.main([str(tmp_path), "--out", str(tmp_path / "out"), "--roster", str(tmp_path / "roster.csv")])
+
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_submission_that_is_not_there_is_said_before_anything_is_graded(tmp_path):

@@ -17,11 +17,11 @@ from common.paths import ROOT
 from course.table import load_course
 from course.zip_files import write_zip
 from grader.report import render
-from staff.grade.hand_ins import hidden_files
+from staff.grade.hidden_tests import VISIBILITIES, hidden_files
 from staff.grade.submissions import write_files
-from staff.gradescope import build
+from staff.gradescope import build, gradescope_run
 from staff.gradescope.classroom50 import result
-from staff.gradescope.results import VISIBILITIES, late_days, results, unfinished
+from staff.gradescope.results import late_days, results, unfinished
 from staff.proofs.bank import solved_files
 from staff.tests.rows import entry, row
 
@@ -108,6 +108,9 @@ def test_a_visible_test_does_not_speak_of_hidden_ones_and_what_to_look_at_is_whe
     content = results(row(*tests, flags=[flag]), COURSE, None, 1)
 
     first, second = content["tests"]
+    assert content["score"] == 0 and content["output"].startswith("0 of 2 points; hidden tests give the rest.")
+    listed = result(row(*tests), COURSE, RUNNER, datetime.now(UTC))["tests"]
+    assert [test["test-name"] for test in listed] == ["2b.1 a"]
     assert (first["visibility"], second["visibility"]) == ("visible", COURSE.hidden["visibility"])
     assert "secret" not in first["output"] and "the same" not in second["output"]
     assert content["extra_data"].pop("look_at_by_hand") == [flag]
@@ -135,6 +138,24 @@ def test_a_day_late_is_each_that_has_begun_and_an_extension_counts(tmp_path, cre
     assert late_days(tmp_path / "m.json") == late
 
 
+@pytest.mark.parametrize(
+    "dates",
+    [
+        {"created_at": "2026-03-01T22:59:59", "assignment": {"due_date": DUE}},
+        {"created_at": DUE, "assignment": {"due_date": "2026-03-01T22:59:59"}},
+        {"created_at": DUE, "assignment": {"due_date": DUE}, "users": [{"assignment": {"due_date": "2026-03-01"}}]},
+    ],
+)
+def test_a_date_without_a_time_zone_is_refused_before_anything_is_graded(tmp_path, dates):
+    (tmp_path / "submission_metadata.json").write_text(json.dumps(dates))
+
+    with pytest.raises(InputError, match="time zone"):
+        gradescope_run.main([str(tmp_path)])
+
+    content = json.loads((tmp_path / "results/results.json").read_text())
+    assert content["score"] == 0 and "time zone" in content["output"]
+
+
 @pytest.mark.parametrize("text", [None, "", "[]", "{}", '{"created_at": "x", "assignment": {"due_date": null}}'])
 def test_without_a_due_date_nobody_is_late(tmp_path, text):
     if text is not None:
@@ -153,7 +174,7 @@ def test_classroom_50_gets_what_its_schema_requires():
     graded = row(*of("2b.1", ("test_it_works", "passed", ""), ("test_b", "wrong", "x")))
     now = datetime(2026, 3, 1, 12, 30, 5, tzinfo=timezone(timedelta(hours=1)))
 
-    content = result(graded, RUNNER, now)
+    content = result(graded, COURSE, RUNNER, now)
 
     assert content == {
         "schema": "classroom50/result/v1", "classroom": "cos598d", "assignment": "training", "owner": "alice",
@@ -165,13 +186,13 @@ def test_classroom_50_gets_what_its_schema_requires():
             {"test-name": "2b.1 b", "passed": False, "score": 0, "max-score": 2},
         ],
     }  # fmt: skip
-    assert result(graded, RUNNER | {"USERNAME": "bob", "REVIEW_URL": "r"}, now) == content | {"review": "r"}
+    assert result(graded, COURSE, RUNNER | {"USERNAME": "bob", "REVIEW_URL": "r"}, now) == content | {"review": "r"}
 
 
 @pytest.mark.parametrize("change", [{"COMMIT_URL": ""}, {"SUBMISSION_TAG": "v1"}, {"CLASSROOM": ""}])
 def test_outside_of_classroom_50_it_says_what_is_missing(change):
     with pytest.raises(InputError, match=next(iter(change))):
-        result(row(), RUNNER | change, datetime.now(UTC))
+        result(row(), COURSE, RUNNER | change, datetime.now(UTC))
 
 
 def test_the_handouts_workflow_shows_the_table_of_points_and_no_message_above_it():

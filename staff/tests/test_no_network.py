@@ -65,7 +65,7 @@ def test_the_script_is_not_run_the_other_tests_of_its_region_are_and_everybody_r
     assert content["output"].startswith("1 of 2 points, 1 not graded here.")
     assert [test["output"].startswith(NOT_GRADED_HERE) for test in content["tests"]].count(True) == 1
     runner = dict.fromkeys((names[0] for names in classroom50.TEXTS.values()), "submit")
-    names = [test["test-name"] for test in classroom50.result(row, runner, datetime.now())["tests"]]
+    names = [test["test-name"] for test in classroom50.result(row, COURSE, runner, datetime.now())["tests"]]
     assert [name.endswith(f"({NOT_GRADED_HERE})") for name in names].count(True) == 1
     (share,) = gradebook.regions([row], COURSE)  # neither a mistake nor a region that was not tried
     assert gradebook.mistakes([row]) == [] and (share.full, share.max_points) == (1, 1)

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.medium
 
 COURSE = load_course()
 TABLE = """
+tasks = ["x"]
 total = 15
 bonus = 4
 may_change = ["lesson/*"]
@@ -28,7 +29,7 @@ may_change = ["lesson/*"]
 [imports]
 "lesson/*.py" = ["torch", "time"]
 
-[tasks.x]
+[task.x]
 title = "Invented"
 folder = "lesson"
 submitted_as = "lesson"
@@ -36,7 +37,7 @@ readme = "README.md"
 tests = ["tests/test_scale.py", "tests/test_points.py"]
 marker = "invented"
 
-[tasks.y]
+[task.y]
 title = "More"
 folder = "lesson"
 submitted_as = "lesson"

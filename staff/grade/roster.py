@@ -1,0 +1,114 @@
+"""The people of a course: reads roster.csv, and writes grades.csv, which has a row for each of them.
+
+    id,name,partners,due,extension
+    ab1234,Ada Byron,cd5678,2026-02-13T23:59:00-05:00,
+    cd5678,Carl Dai,,,2026-02-20T23:59:00-05:00
+
+Only `id` must be there: whatever the names of hand-ins contain, such as NetIDs or a platform's numbers. A hand-in
+belongs to those whose ids are in its name; of ids in each other, to the longest. Who has none gets a partner's. Nothing
+is deducted: the date that counts is shown.
+"""
+
+import csv
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from datetime import datetime
+from pathlib import Path
+
+from common.errors import InputError
+from staff.grade.gradebook import GradedHandIn, write_table
+from staff.grade.texts import cell
+
+HEAD = ("id", "name", "score", "max_score", "bonus", "max_bonus", "hand-in", "due", "notes")
+
+
+@dataclass(frozen=True)
+class Person:
+    """A row of roster.csv. `partners` is a list of ids with blanks between them."""
+
+    id: str
+    name: str = ""
+    partners: str = ""
+    due: str = ""
+    extension: str = ""
+
+
+def read_roster(path: Path) -> list[Person]:
+    """Return the rows of a roster.
+
+    Raises:
+        InputError: no table with a column `id`, an unknown column, an id that is missing or there twice, a partner who
+            is nobody's id, or a date without a time zone.
+    """
+    known = [field.name for field in fields(Person)]
+    try:
+        rows = list(csv.DictReader(path.read_text(encoding="utf-8-sig").splitlines(), restkey="more"))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"{path}: expected a table in UTF-8, with commas between its columns; got {error}") from None
+    if strange := {key for row in rows for key in row} - {*known}:
+        raise InputError(f"{path}: unknown column {min(strange)!r}; expected some of {', '.join(known)}")
+    people = [Person(**{key: (value or "").strip() for key, value in row.items()}) for row in rows if "id" in row]
+    ids = [person.id for person in people]
+    if not people or "" in ids or len(set(map(str.casefold, ids))) < len(ids):
+        raise InputError(f"{path}: expected a column id with another id in each row, got {', '.join(ids) or 'none'}")
+    for person in people:
+        if others := set(person.partners.split()) - {*ids}:
+            raise InputError(f"{path}: {person.id} has the partner {min(others)}, which is no id in this table")
+        for date in filter(None, (person.due, person.extension)):
+            _check_date(date, f"{path}: {person.id}")
+    return people
+
+
+def _check_date(date: str, where: str) -> None:
+    try:
+        has_zone = datetime.fromisoformat(date).tzinfo is not None
+    except ValueError:
+        has_zone = False
+    if not has_zone:
+        raise InputError(f"{where}: expected a time with its zone, such as 2026-02-13T23:59:00-05:00; got {date!r}")
+
+
+def write_grades(path: Path, people: Sequence[Person], rows: Sequence[GradedHandIn]) -> None:
+    """Write a row for each person, and then one for each hand-in that is nobody's."""
+    own = {person.id: [row for row in rows if person.id in owners(row.name, people)] for person in people}
+    lines = [_line(person, own, people) for person in people]
+    write_table(path, HEAD, [*lines, *_of_nobody(rows, people)])
+
+
+def owners(hand_in: str, people: Iterable[Person]) -> set[str]:
+    """Return the ids of those whose hand-in this is by its name."""
+    found = {
+        person.id: match.span()
+        for person in people
+        for match in re.finditer(rf"(?<![^\W_]){re.escape(person.id)}(?![^\W_])", hand_in, re.IGNORECASE)
+    }
+    return {
+        id for id, (a, b) in found.items() if not any(c <= a and b <= d and d - c > b - a for c, d in found.values())
+    }
+
+
+def _line(person: Person, own: dict[str, list[GradedHandIn]], people: Sequence[Person]) -> list[str | int]:
+    partners = {*person.partners.split(), *(other.id for other in people if person.id in other.partners.split())}
+    theirs = [row for id in sorted(partners) for row in own[id]]
+    hand_ins = own[person.id] or theirs
+    best = max(hand_ins, key=lambda row: row.report["score"] + row.report.get("bonus", 0), default=None)
+    notes = [f"with {' '.join(sorted(partners))}"] if partners else []
+    names = list(dict.fromkeys(row.name for row in (*own[person.id], *theirs)))
+    notes += [f"the best of {', '.join(row.name for row in hand_ins)}"] if len(hand_ins) > 1 else []
+    notes += ["partners have other hand-ins"] if own[person.id] and len(names) > len(own[person.id]) else []
+    notes += ["extension"] if person.extension else []
+    due = person.extension or person.due
+    if best is None:
+        return [cell(person.id), cell(person.name), "", "", "", "", "", due, cell("; ".join(["no hand-in", *notes]))]
+    return [cell(person.id), cell(person.name), *_points(best), cell(best.name), due, cell("; ".join(notes))]
+
+
+def _points(row: GradedHandIn) -> list[int]:
+    return [int(row.report.get(key, 0)) for key in ("score", "max_score", "bonus", "max_bonus")]
+
+
+def _of_nobody(rows: Sequence[GradedHandIn], people: Sequence[Person]) -> Iterator[list[str | int]]:
+    for row in rows:
+        if not owners(row.name, people):
+            yield ["", "", *_points(row), cell(row.name), "", "no id of the roster is in its name"]
