@@ -16,7 +16,8 @@ from common.paths import ROOT
 from staff.tests.handouts import copied
 
 SECONDS = 900  # on a busy machine
-READMES = [*ROOT.glob("*.md"), *ROOT.glob("[a-z]*/README.md"), ROOT / "docs/faq.md"]
+PAGES = [path for path in ROOT.glob("[a-z]*/*.md") if path.parent.name != "docs"]
+READMES = [*ROOT.glob("*.md"), *PAGES, ROOT / "docs/faq.md"]
 FIRST = r"(python|torchrun|make|pytest|sbatch|srun|dool|source|paste|diff|staff/gradescope/)"
 NO_NODES = why_not() if sys.platform == "linux" else "network namespaces are Linux's"
 
