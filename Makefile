@@ -10,15 +10,15 @@ setup:
 	@$(PYTHON) install.py dev
 
 demo: setup
-	$(RUN) -m cluster.ladder --demo
+	$(RUN) -m cluster.demo.ladder --demo
 
 # The same with a larger model.
 demo-cluster: setup
-	$(RUN) -m cluster.ladder --nodes 4 --rate 1gbit --random_bert 22M --batch 8 --iterations 10 -- --do_train --learning_rate 1e-5
+	$(RUN) -m cluster.demo.ladder --nodes 4 --rate 1gbit --random_bert 22M --batch 8 --iterations 10 -- --do_train --learning_rate 1e-5
 
 # The picture in each task's README: a step on emulated nodes.
 pictures: setup
-	$(RUN) -m cluster.pictures
+	$(RUN) -m cluster.demo.pictures
 
 watch: setup
 	$(RUN) -m grader.watch

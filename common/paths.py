@@ -47,7 +47,7 @@ def atomic_write(path: str | Path, mode: str = "w") -> Iterator[IO]:
             yield file
         os.chmod(temporary, 0o644)  # mkstemp makes files that only their owner can read
         os.replace(temporary, path)
-    except BaseException:
+    except BaseException:  # Ctrl-C, too, leaves no half-written file
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
         raise

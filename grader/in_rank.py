@@ -88,11 +88,14 @@ def run(
 
 
 def run_to_any_end(
-    grade: Grade, function: RankFunction, inputs: Sequence[Any], *, payloads: bool = True, measures: bool = False,
-    deadline: float = DEADLINE, **arguments: Any,
+    grade: Grade, function: RankFunction, inputs: Sequence[Any], *, file: str = "", payloads: bool = True,
+    measures: bool = False, deadline: float = DEADLINE, **arguments: Any,
 ) -> Result:  # fmt: skip
-    """Run a function on the student's file, and return the result however it ended; for the options see Request."""
-    request = Request(inputs, grade.file, function, arguments, deadline, payloads, measures)
+    """Run a function on the region's file, or another one of the student's, and return the result however it ended.
+
+    For the options see Request.
+    """
+    request = Request(inputs, file or grade.file, function, arguments, deadline, payloads, measures)
     return grade.result_of(request)
 
 

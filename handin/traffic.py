@@ -18,7 +18,7 @@ ON_NODES = (
 )
 PREDICTED = (
     "--max_steps 10 --do_train --per_gpu_train_batch_size 2 --learning_rate 1e-5 --link_rate 1gbit "
-    "--model_name_or_path $(python -m cluster.random_bert 8M) --output_dir runs/task4_predicted"
+    "--model_name_or_path $(python -m cluster.demo.random_bert 8M) --output_dir runs/task4_predicted"
 )
 TOLERANCE = 0.05  # of observed over expected with framing
 

@@ -255,6 +255,6 @@ def _fresh_workers_after_an_error(pipe: Any) -> Iterator[None]:
     """After an error (or Ctrl-C), results may be left in the queues; the next call must not take them."""
     try:
         yield
-    except BaseException:
+    except BaseException:  # Ctrl-C, too
         pipe.in_queues, pipe.out_queues = create_workers(pipe.devices)
         raise

@@ -7,6 +7,8 @@ A comparison near 1 fails with another draw. Only accepted ones are in the table
 leave differs on purpose. Also a plugin of pytest (`-p staff.margins`), which writes to the file in COS598D_MARGINS.
 """
 
+import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
+
 import argparse
 import functools
 import json

@@ -26,9 +26,9 @@ from benchmark.checks.check import Row, check_parser, run_parts
 from benchmark.checks.ranks import check_nodes, on_ranks
 from benchmark.measure.machine import interface_bytes
 from benchmark.names import numbers_of
+from cluster.demo.random_bert import random_bert
 from cluster.emulate import on_nodes
 from cluster.launch import run_silently
-from cluster.random_bert import random_bert
 from common.config import RunConfig
 from common.errors import exit_on_input_error
 from task4_traffic.compare import ratios, read_run
@@ -59,7 +59,7 @@ def large(flags: argparse.Namespace) -> list[Row]:
 def observe(nodes: int, batch: int, model: str, steps: int) -> list[Row]:
     """Run task 4's script on emulated nodes, and compare what the interface saw with what it expects.
 
-    model: one of cluster/random_bert.py, or "" for the tiny one. batch: of all workers together.
+    model: one of cluster/demo/random_bert.py, or "" for the tiny one. batch: of all workers together.
     """
     check_nodes()
     with tempfile.TemporaryDirectory() as folder:

@@ -55,7 +55,7 @@ def build(with_messages: bool) -> None:
                 left.unlink(missing_ok=True)
         try:
             CPUAdamBuilder().load(verbose=False)
-        except Exception as error:
+        except Exception as error:  # of compilers, CUDA and the file system; the user reads what is missing
             advice = "it needs g++, ninja and, with CUDA, the CUDA toolkit (CUDA_HOME); or leave out *_offload"
             raise InputError(f"DeepSpeed cannot build its optimizer for CPUs ({error}); {advice}") from error
         if with_messages:

@@ -86,7 +86,7 @@ def process_group(config: RunConfig, join: Callable[[RunConfig], None] | None = 
         try:
             with noted_calls(worker.pulse, notes[config.rank]):
                 yield worker
-        except BaseException as error:
+        except BaseException as error:  # Ctrl-C, too: the other ranks learn who has ended, and why
             if isinstance(error, RuntimeError) and _is_lost_contact(error) and config.world_size > 1:
                 watch.lost_contact(_reason(error), error.__traceback__)
             watch.failed(error)

@@ -99,6 +99,6 @@ def describe_error(error: BaseException, sites: Sites, during: str) -> dict:
     try:
         # pdb quits when it has read the end of its input.
         text = refusals.NO_DEBUGGER if isinstance(error, bdb.BdbQuit) else str(error)
-    except Exception:
+    except Exception:  # of a student's own __str__
         text = "(its message cannot be printed)"
     return {"type": name, "message": text, "during": during, "trace": trace, "code": code}

@@ -31,7 +31,7 @@ class _Fresh:
         contexts.set_spawning_popen(self)  # type: ignore[arg-type] # locks and queues can be pickled only in a start
         try:
             self._pickled = bytes(ForkingPickler.dumps(process))
-        except Exception as error:
+        except Exception as error:  # whatever a student's objects raise while they are pickled
             raise NotPicklableError(
                 "this Process cannot be started by the script: forkserver pickles target and arguments, so use a "
                 f"top-level function of the file, not a lambda or a nested function ({error})"

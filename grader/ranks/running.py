@@ -70,7 +70,7 @@ class Starter:
         try:
             with contextlib.closing(RankRun(self.zygote, request, str(Path(tree).resolve()), given, debug)) as current:
                 return current.result()
-        except BaseException:
+        except BaseException:  # Ctrl-C, too
             self.stop()  # whatever state the zygote was in, its end takes all ranks with it
             raise
 

@@ -67,7 +67,7 @@ def _run(
     result: tuple[Exception | None, Any]
     try:
         result = (None, step(*arguments))
-    except Exception as error:
+    except Exception as error:  # it is raised in the process that has asked
         result = (error, None)
     try:
         answer.send(result)

@@ -60,7 +60,7 @@ def unpack(path: Path, into: Path) -> list[str]:
             _take_folder(path, taker)
         else:
             _take_archive(path, taker)
-    except BaseException:
+    except BaseException:  # Ctrl-C, too, leaves no half of a hand-in
         for entry in into.iterdir():
             shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
         raise

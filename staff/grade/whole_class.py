@@ -56,7 +56,7 @@ def grade_all(grading: Grading, submissions: Sequence[Submission], jobs: int) ->
                 row, graded_now[name] = future.result()
                 with contextlib.suppress(Exception):  # to tell of it must not cost the others anything
                     tell(row, graded_now[name], f"{len(graded_now)}/{len(submissions)}")
-        except BaseException:
+        except BaseException:  # Ctrl-C, too, leaves nothing running
             grading.stop.set()
             pool.shutdown(wait=False, cancel_futures=True)
             kill_all(lambda: descendants(os.getpid(), set()))  # or Ctrl-C would wait for every deadline

@@ -44,7 +44,7 @@ class Test(NamedTuple):
     task: str = ""
 
 
-class TestResult(NamedTuple):
+class GraderResult(NamedTuple):
     """What a test said: its status in the report, and the message of the first of its cases that did not pass."""
 
     status: str = "passed"
@@ -61,7 +61,7 @@ class Graded:
     """What the tests said about one tree, by the names of their functions; the points lost by region; and the warnings,
     which cost nothing."""
 
-    results: dict[str, TestResult] = field(default_factory=dict)
+    results: dict[str, GraderResult] = field(default_factory=dict)
     points_lost: dict[str, int] = field(default_factory=dict)
     warned: list[str] = field(default_factory=list)
 
@@ -72,13 +72,13 @@ class Graded:
 
 def read(report: Mapping[str, Any]) -> Graded:
     """What a report.json of the graders says."""
-    results: dict[str, TestResult] = {}
+    results: dict[str, GraderResult] = {}
     points_lost: dict[str, int] = {}
     for test in report["tests"]:
         name, status, region = function_of(test["id"]), test["status"], test["region"]
-        if results.get(name, TestResult()).status == "passed":
+        if results.get(name, GraderResult()).status == "passed":
             message = f"{status}: {test['message']} [region {region}, 0 of {test['max_points']}]"
-            results[name] = TestResult(status, message, test["kind"]) if status != "passed" else TestResult()
+            results[name] = GraderResult(status, message, test["kind"]) if status != "passed" else GraderResult()
         if lost := test["max_points"] - test["points"]:
             points_lost[region] = points_lost.get(region, 0) + lost
     return Graded(results, points_lost, report["warnings"])

@@ -12,7 +12,7 @@ from common.errors import InputError
 from grader.verdicts import GRADER_FAILED
 from staff.grade.submissions import write_files
 from staff.proofs.bank import FILE, VARIANTS, BankEntry, changed_files
-from staff.proofs.grading_pool import Graded, Test, TestResult, grade, worker_processes
+from staff.proofs.grading_pool import Graded, GraderResult, Test, grade, worker_processes
 
 LONGEST_ERROR = 500  # characters
 COPIES = "copies"  # stands for the test of a file's copies; graders have names that begin with test_
@@ -29,7 +29,7 @@ class Judged:
     error: str = ""
 
     @property
-    def results(self) -> dict[str, TestResult]:
+    def results(self) -> dict[str, GraderResult]:
         return self.graded.results
 
     @property
@@ -116,7 +116,7 @@ def _judge_once(entry: BankEntry, tests: Tests, seed: int) -> Judged:
         with tempfile.TemporaryDirectory() as tree:
             write_files(changed_files(entry), Path(tree))
             return Judged(entry, grade(Path(tree), [test.id for test in tests.values()], seed), seed)
-    except Exception as error:
+    except Exception as error:  # one entry must not end the others of its bank
         words = str(error) if isinstance(error, (InputError, TimeoutError)) else f"{type(error).__name__}: {error}"
         return Judged(entry, seed=seed, error=" ".join(words.split())[:LONGEST_ERROR])
 

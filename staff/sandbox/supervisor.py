@@ -163,7 +163,7 @@ def graders(job: SandboxJob, policy: Policy, stage: Path, output: int) -> NoRetu
         fixed += [] if "network" in policy.walls else ["--no-network"]
         tree = [f"--tree={policy.tree}", "--report", job.report]
         code = int(pytest.main([*fixed, *tree, *seed, *job.tests]))
-    except BaseException:
+    except BaseException:  # whatever it is, this process must not go on in its parent's code
         sys.excepthook(*sys.exc_info())
     finally:
         with contextlib.suppress(Exception):

@@ -105,7 +105,7 @@ def test_home_files_solved_and_carried_give_the_solved_handout(tmp_path):
 @pytest.mark.medium
 def test_the_demo_of_an_untouched_handout_says_what_comes_first(tmp_path):
     write_files(open_handout().files, tmp_path)
-    command = [sys.executable, "-m", "cluster.ladder", "--workers", "2", "--iterations", "2"]
+    command = [sys.executable, "-m", "cluster.demo.ladder", "--workers", "2", "--iterations", "2"]
 
     process = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
 

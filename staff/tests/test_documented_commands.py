@@ -26,12 +26,13 @@ SMALL = {
     r"task1_single/run_glue\.py": "task1_single/run_glue.py --max_steps 2",
     r"benchmark\.checks\.network": "-m benchmark.checks.network --quick --parts tiny",
     r"benchmark\.checks\.activation_memory": "-m benchmark.checks.activation_memory --quick",
-    r"make pictures|cluster\.pictures": "-m cluster.pictures --only pipeline --into runs/pictures",
+    r"make pictures|cluster\.demo\.pictures": "-m cluster.demo.pictures --only pipeline --into runs/pictures",
     r"benchmark\.checks\.pipeline_speed": "-m benchmark.checks.pipeline_speed --quick --plot bubble.png",
     r"benchmark\.checks\.network --parts (tiny,large|rate)": "-m benchmark.checks.network --quick",
-    r"make demo$|cluster\.ladder --(workers|demo)": "-m cluster.ladder --workers 2 --batch 4 --iterations 2",
-    r"cluster\.two_workers": "-m cluster.two_workers --steps 2",
-    r"make demo-cluster|cluster\.ladder --nodes": "-m cluster.ladder --nodes 2 --random_bert 1M --iterations 2",
+    r"make demo$|cluster\.demo\.ladder --(workers|demo)": "-m cluster.demo.ladder --workers 2 --batch 4 --iterations 2",
+    r"cluster\.demo\.two_workers": "-m cluster.demo.two_workers --steps 2",
+    r"make demo-cluster|cluster\.demo\.ladder --nodes": "-m cluster.demo.ladder --nodes 2 --random_bert 1M "
+    "--iterations 2",
     r"benchmark\.run": "-m benchmark.run --workers 2 --max_steps 4 --dropped 1",
     r"benchmark\.compare": "-m benchmark.compare --workers 2 --max_steps 5 --only fsdp",
     r"benchmark\.prove": "-m benchmark.prove --strategy ddp",
@@ -41,7 +42,12 @@ SMALL = {
     r"benchmark\.predict": "-m benchmark.predict --strategy fsdp",
     r"benchmark\.tables": "-m benchmark.tables runs/benchmark/sweep",  # of the row above
 }
-NO_JSON = ("task1_single", "-m cluster.ladder", "-m cluster.two_workers", "-m cluster.pictures")  # lines for people
+NO_JSON = (
+    "task1_single",
+    "-m cluster.demo.ladder",
+    "-m cluster.demo.two_workers",
+    "-m cluster.demo.pictures",
+)  # lines for people
 
 # What is not run here, and why; what is in brackets runs it in another form.
 ELSEWHERE = {
@@ -63,7 +69,7 @@ ELSEWHERE = {
     r"\$(bert|m)\b": "uses a variable of the line above (test_traffic.py, test_task_scripts.py)",
     r"^paste ": "reads what a run has left; the command above it makes that",
     r"submit\.py": "test_submit_*.py, staff/tests/test_copies.py",
-    r"pytest -q tests/own/test_glue.py|-m pytest --hint": "test_glue.py, test_grader_course.py",
+    r"pytest -q staff/tests/common/test_glue.py|-m pytest --hint": "test_glue.py, test_grader_course.py",
     r"staff\.(attacks|sandbox|grade|mistakes|gradescope|proofs)|staff/gradescope": "staff's tests",
     r"runs/task4_\$|for batch|compare\.py": "test_traffic.py",
 }
@@ -116,7 +122,7 @@ def run(words, tree, monkeypatch, cache=None):
 def marked(command: str) -> object:
     """Two run in make bank; those that need nodes or packages are skipped without them."""
     marks = [pytest.mark.proof if re.search("parts tiny", command) else pytest.mark.slow]
-    if any(word in command for word in ("checks.network", "--nodes", "cluster.pictures")):
+    if any(word in command for word in ("checks.network", "--nodes", "cluster.demo.pictures")):
         marks.append(pytest.mark.skipif(bool(NO_NODES), reason=str(NO_NODES)))
     if re.search(r"benchmark\.(?!checks|tables)", command):
         without = importlib.util.find_spec("tensorboard") is None

@@ -9,9 +9,10 @@ import pytest
 
 from common.errors import InputError
 from common.paths import ROOT
+from grader.verdicts import GRADER_FAILED
 from staff import mistakes
 from staff.proofs.bank import BankEntry, apply, load_bank, load_file
-from staff.proofs.grading_pool import Graded, TestResult
+from staff.proofs.grading_pool import Graded, GraderResult
 from staff.proofs.verdict import Judged
 
 TOP = 'task = "1"\nfile = "task1_single/run_glue.py"\n'
@@ -66,7 +67,7 @@ JUDGED = [  # kind, the tests that must fail, what the tests said; what is not a
     ("mistakes", SAID, {}, "not caught by test_a"),
     ("mistakes", SAID, {"test_a": ("passed",), "test_b": ("wrong", "divide")}, "caught, but not by test_a"),
     ("mistakes", SAID, {"test_a": ("wrong", "wrong: something is amiss")}, "does not say 'divide'"),
-    ("mistakes", SAID, {"test_a": ("crashed", "crashed: internal grader error: divide")}, "the grader itself fails"),
+    ("mistakes", SAID, {"test_a": ("crashed", "divide", GRADER_FAILED)}, "the grader itself fails"),
     ("variants", {}, {"test_a": ("passed",), "test_b": ("passed",)}, ""),
     ("variants", {}, {"test_a": ("passed",), "test_b": ("skipped",)}, "not accepted"),
     ("variants", {}, {}, "not accepted"),
@@ -75,7 +76,7 @@ JUDGED = [  # kind, the tests that must fail, what the tests said; what is not a
 
 def judged(kind, fails, results):
     entry = BankEntry(kind, "bank", "a name", "1", "a.py", {"1.2": "x = 2"}, fails=fails)
-    return Judged(entry, Graded({test: TestResult(*outcome) for test, outcome in results.items()}))
+    return Judged(entry, Graded({test: GraderResult(*outcome) for test, outcome in results.items()}))
 
 
 @pytest.mark.parametrize(("kind", "fails", "results", "complaint"), JUDGED)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+
+from grader.wire.values import Fields
 
 if TYPE_CHECKING:  # what a function finds in a rank
     from grader.inside.tools import Context, copy_of, hold, release
@@ -56,7 +59,7 @@ class BlocksToy(nn.Module):
     (the rank that is one key behind, or None); inputs: values (of each parameter), uses.
     """
 
-    def __init__(self, context: Context, inputs: Any) -> None:
+    def __init__(self, context: Context, inputs: Fields) -> None:
         arguments = context.arguments
         super().__init__()
         self.toy = Toy(arguments, self.reached)
@@ -66,7 +69,7 @@ class BlocksToy(nn.Module):
             parameter.data.copy_(value)
         self.blocks = [self._block(place, members) for place, members in enumerate(arguments["blocks"])]
         self.sharded: Any = None  # the student's model, once it is built
-        self.notes: dict[str, Any] = {}
+        self.notes: Fields = {}
 
     def _block(self, place: int, members: Sequence[int]) -> ToyBlock:
         return ToyBlock([self.toy.layers[k] for k in members], lambda h: self.compute(place, h))
@@ -131,7 +134,7 @@ class BlocksToy(nn.Module):
         return ", ".join(names) or "nothing"
 
 
-def take_gradients_here(lesson: Any, used: Callable[[Any], int]) -> None:
+def take_gradients_here(lesson: ModuleType, used: Callable[[Any], int]) -> None:
     """Stand in for b.10, so that b.9 is graded alone: drop each gradient, and free a block when its last one is there.
 
     Call it before the ShardedModel is made, which registers the hook.

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from grader import memory_limits
 from grader.grading import Grade
 from grader.in_rank import in_rank
 from grader.memory_limits import Limit
 from grader.ranks.outcome import Result
+from grader.wire.values import Fields
 from tests.beyond.sharded_model_shared import BLOCKS, HINTS
 from tests.beyond.sharded_optimizer_memory import RANKS, SHAPE, STEPS, measure_start, run_measured
 from tests.beyond.sharded_optimizer_shared import TOY
@@ -31,14 +33,14 @@ RELEASE += "that is a view of `received` keeps all of it"
 
 
 @in_rank(uses=[measure_start, TOY, BLOCKS], preload=("steps",), first="measure_start")
-def measured_steps(context: Context, lesson: Any, inputs: Any) -> None:
+def measured_steps(context: Context, lesson: ModuleType, inputs: Fields) -> None:
     """Take some steps with momentum, with or without the student's exchange of gradients; then evaluate once."""
     arguments = context.arguments
     model = MeasuredModel(arguments["shape"], arguments["depth"], context.measure)
     if not arguments["exchanges"]:
         take_gradients_here(lesson, lambda block: 1)
 
-    def make_optimizer(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    def make_optimizer(groups: list[Fields]) -> torch.optim.Optimizer:
         return torch.optim.SGD(groups, lr=0.01, momentum=0.9)
 
     sharded = lesson.ShardedModel(model, model.blocks, make_optimizer)

@@ -7,6 +7,7 @@ must gather them, and the broker sees when.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ from grader.in_rank import in_rank
 from grader.ranks.calls import Call
 from grader.ranks.outcome import Result
 from grader.wire import drawn
+from grader.wire.values import Fields
 from tests.beyond import sharded_optimizer_shared as shared
 from tests.beyond import toy_shared
 from tests.beyond.sharded_optimizer_shared import SHARDED, TOY, OptimizerRun, ShardSetting, bucket_of
@@ -49,7 +51,7 @@ SENT_EARLY = {"computes in backward while": "a block is sent and freed only when
 
 
 @in_rank(uses=[TOY, SHARDED, BLOCKS], preload=("steps",))
-def train(context: Context, lesson: Any, inputs: Any) -> Any:
+def train(context: Context, lesson: ModuleType, inputs: Fields) -> object:
     """Take steps; return what each micro-batch and each evaluation leaves, and the shards after each step.
 
     Arguments: those of the toy, exchanges (whether the student's b.10 sends gradients; otherwise the shards get the
@@ -61,7 +63,7 @@ def train(context: Context, lesson: Any, inputs: Any) -> Any:
     if not arguments["exchanges"]:
         take_gradients_here(lesson, lambda block: len(trained.intersection(block.flat.parameters)))
 
-    def make_optimizer(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    def make_optimizer(groups: list[Fields]) -> torch.optim.Optimizer:
         return torch.optim.SGD(groups, lr=arguments["rate"])
 
     model.sharded = sharded = lesson.ShardedModel(model, model.blocks, make_optimizer)
@@ -113,7 +115,7 @@ class ModelSetting(ShardSetting):
     exchanges: bool = True
 
     @property
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self) -> Fields:
         own = {"places": self.places, "evaluate": list(self.evaluate), "exchanges": self.exchanges, "rate": RATE}
         return super().arguments | own
 
@@ -131,7 +133,7 @@ def model_of(
 
 
 # Three blocks whose sizes differ and divide by no number of ranks; a root before and after them.
-THREE: dict[str, Any] = {
+THREE: Fields = {
     "shapes": [[3, 4], [5], [7], [2, 6], [4, 3], [11], [3, 3], [6], [5, 2]],
     "blocks": [[0, 1], [2, 3], [4, 5]],
     "begin": [6, 7],
@@ -216,7 +218,7 @@ class ModelRun(OptimizerRun):
                 updates = [np.asarray([own[step][i] for own in self.updates]) for i in range(len(self.buckets))]
             self.shards.append([old - RATE * new for old, new in zip(self.shards[-1], updates, strict=True)])
 
-    def more_inputs(self, rank: int) -> dict[str, Any]:
+    def more_inputs(self, rank: int) -> Fields:
         if self.setting.exchanges:
             return {}
         generator = drawn.generator(self.grade.seed, 18, self.ranks, rank)

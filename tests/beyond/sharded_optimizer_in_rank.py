@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+
+from grader.wire.values import Fields
 
 if TYPE_CHECKING:  # what a function finds in a rank
     from grader.inside.tools import Context, copy_of, dtype_of, hold, release
@@ -20,7 +23,7 @@ class ShardedToy:
     weight_decay, late (the rank that is one gradient behind, or None); inputs: values (of each parameter).
     """
 
-    def __init__(self, context: Context, lesson: Any, inputs: Any) -> None:
+    def __init__(self, context: Context, lesson: ModuleType, inputs: Fields) -> None:
         arguments = context.arguments
         self.context, self.inputs, self.late = context, inputs, arguments["late"]
         self.toy = Toy(arguments, self.reached)
@@ -28,7 +31,7 @@ class ShardedToy:
             parameter.data.copy_(value)
         blocks = [nn.ModuleList([self.toy.layers[k] for k in block]) for block in arguments["blocks"]]
 
-        def make_optimizer(groups: list[dict[str, Any]]) -> Optimizer:
+        def make_optimizer(groups: list[Fields]) -> Optimizer:
             return getattr(torch.optim, arguments["optimizer"])(groups, **arguments["options"])
 
         options = {"weight_decay": arguments["weight_decay"], "stage": arguments["stage"]}
@@ -57,7 +60,7 @@ class ShardedToy:
         return [parameter.detach().clone() for parameter in self.toy.numbered]
 
 
-def described(name: str, values: list[Any]) -> dict[str, Any]:
+def described(name: str, values: list[Any]) -> Fields:
     """Return the tensor of each bucket, and its dtype."""
     tensors = {f"{name} {i}": copy_of(value) for i, value in enumerate(values)}
     return tensors | {f"{name} {i}'s dtype": dtype_of(value) for i, value in enumerate(values)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from grader import memory_limits
@@ -12,6 +13,7 @@ from grader.in_rank import in_rank, run
 from grader.memory_limits import Limit
 from grader.ranks.outcome import Result
 from grader.wire.request import RankFunction
+from grader.wire.values import Fields
 from tests.beyond.toy_shared import COPIES, MOST
 
 if TYPE_CHECKING:  # what a function finds in a rank
@@ -32,14 +34,14 @@ def measure_start(context: Context) -> None:
 
 
 @in_rank(uses=[measure_start], preload=("steps",), first="measure_start")
-def measured_steps(context: Context, lesson: Any, inputs: Any) -> None:
+def measured_steps(context: Context, lesson: ModuleType, inputs: Fields) -> None:
     """Run some steps with Adam, one block after the other; with stage 2, only the exchange of gradients."""
     arguments = context.arguments
     shapes = [arguments["shape"]] * arguments["blocks"]
     model = nn.ModuleList([nn.ParameterList([nn.Parameter(torch.ones(shape))]) for shape in [*shapes, [3]]])
     blocks = list(model)[:-1]
 
-    def make_optimizer(groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    def make_optimizer(groups: list[Fields]) -> torch.optim.Optimizer:
         return torch.optim.Adam(groups, lr=0.01)
 
     sharded = lesson.ShardedOptimizer(model, blocks, make_optimizer, stage=arguments["stage"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
@@ -15,6 +14,7 @@ from grader.in_rank import run
 from grader.ranks.calls import Call
 from grader.wire import drawn
 from grader.wire.request import RankFunction
+from grader.wire.values import Fields
 from tests.beyond.toy_shared import (
     BYTES,
     ROUNDING,
@@ -54,12 +54,12 @@ class ShardSetting(ToySetting):
     stage: int = 2
     late: int | None = None
     optimizer: str = "SGD"
-    options: dict[str, Any] = field(default_factory=lambda: {"lr": 0.1})
+    options: Fields = field(default_factory=lambda: {"lr": 0.1})
     weight_decay: float = 0.0
     limits: list[float | None] = field(default_factory=list)
 
     @property
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self) -> Fields:
         names = ("blocks", "stage", "late", "optimizer", "options", "weight_decay")
         limits = self.limits or [None] * len(self.uses)
         return super().arguments | {name: getattr(self, name) for name in names} | {"limits": limits}
@@ -159,7 +159,7 @@ class OptimizerRun:
         inputs = [one | {"values": self.initial} | self.more_inputs(rank) for rank, one in enumerate(given.inputs)]
         self.result = run(grade, function, inputs, self.hints, self.why_stuck, **setting.arguments)
 
-    def more_inputs(self, rank: int) -> dict[str, Any]:
+    def more_inputs(self, rank: int) -> Fields:
         """Return what a rank gets beside the toy's gradients and values."""
         return {}
 
@@ -229,13 +229,13 @@ def check_means(run: OptimizerRun, check_sent: Callable[[], None]) -> None:
                 check(run.grade, where, finish, {f"mean {i}": mean}, run.result)
 
 
-def mistakes_in_mean(run: OptimizerRun, rank: int, place: tuple[int, int], i: int) -> dict[str, Any]:
+def mistakes_in_mean(run: OptimizerRun, rank: int, place: tuple[int, int], i: int) -> Fields:
     """Return mistake -> what it leaves in the gradient of a shard."""
     (step, number), ranks = place, range(run.ranks)
     n, right = run.ranks, run.mean(step, number, i)
     sent = np.asarray([run.rows(r, step, number, i) for r in ranks])  # (ranks, shards, L)
     own, what = sent[rank, rank], "shard.gradient is"
-    table: dict[str, Any] = {"expected a tensor in shard.gradient after receive(), got None": None}
+    table: Fields = {"expected a tensor in shard.gradient after receive(), got None": None}
     if n > 1:
         table |= {
             f"{what} {n} times the mean: divide the sum by the number of ranks": right[rank] * n,

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from grader.wire.values import Fields
+
 if TYPE_CHECKING:  # what a function finds in a rank
     from grader.inside.tools import copy_of
 
@@ -22,5 +24,5 @@ def small_gpt2(sizes: Mapping[str, Any], weights: Mapping[str, Tensor]) -> GPT2L
     return model
 
 
-def gradients(model: nn.Module) -> dict[str, Any]:
+def gradients(model: nn.Module) -> Fields:
     return {name: copy_of(parameter.grad) for name, parameter in model.named_parameters()}

@@ -6,6 +6,7 @@ A rank's own parameters are correct; all others are noise that differs from rank
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ from grader.compare import Expected
 from grader.grading import Grade
 from grader.in_rank import in_rank, run_alone
 from grader.wire import drawn
+from grader.wire.values import Fields
 from tests.beyond.tensor_shared import TensorCut
 
 if TYPE_CHECKING:  # what a function finds in a rank
@@ -34,7 +36,7 @@ Arrays = dict[str, np.ndarray]
 
 
 @in_rank(uses=[IN_RANK], preload=MODELS, join=False)
-def on_one_worker(context: Context, _lesson: Any, inputs: Any) -> Any:
+def on_one_worker(context: Context, _lesson: ModuleType, inputs: Fields) -> object:
     """Return loss, gradients and norm of each step in float64, and the parameters at the end."""
     a = context.arguments
     model = small_gpt2(a["sizes"], inputs["weights"]).double()
@@ -87,14 +89,14 @@ class Model:
         self.weights = {name: draw.normal(scale=0.5, size=shape).astype(np.float32) for name, shape in shapes.items()}
         self.tokens = [draw.integers(0, VOCABULARY, (batch, TOKENS)) for _ in limits]
         sizes = {"n_layer": blocks, "n_embd": width, "n_head": CUT.heads, "n_inner": CUT.inner}
-        self.arguments: dict[str, Any] = {
+        self.arguments: Fields = {
             "sizes": sizes | {"vocab_size": VOCABULARY, "n_positions": POSITIONS},
             "limits": list(limits), "rate": rate, "momentum": momentum,
         }  # fmt: skip
         whole = {"weights": self.weights, "tokens": self.tokens}
         (self.right,) = run_alone(grade, on_one_worker, [whole], **self.arguments)
 
-    def inputs(self, part: StagePart, rank: int, rows: slice = slice(None)) -> dict[str, Any]:
+    def inputs(self, part: StagePart, rank: int, rows: slice = slice(None)) -> Fields:
         """Return the inputs of one rank: its part of the weights, and its rows of every batch."""
         noise, weights = drawn.generator(self.grade.seed, 52, self.blocks, rank), dict[str, np.ndarray]()
         for name, value in self.weights.items():

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from grader.wire.values import Fields
+
 if TYPE_CHECKING:  # what a function finds in a rank
     from grader.inside.tools import Context, copy_of, dtype_of
 
@@ -29,10 +31,10 @@ def conv1d(weight: Tensor, bias: Tensor) -> Any:
     return layer
 
 
-def described(layer: nn.Module, whole: Any, given: Mapping[str, Tensor]) -> dict[str, Any]:
+def described(layer: nn.Module, whole: Any, given: Mapping[str, Tensor]) -> Fields:
     """Return the parameters of a layer, and whether the whole layer `whole` has changed."""
     named = dict(layer.named_parameters())
-    report: dict[str, Any] = {"more": sorted(set(named) - {"weight", "bias"})}
+    report: Fields = {"more": sorted(set(named) - {"weight", "bias"})}
     for name in ("weight", "bias"):
         value = getattr(layer, name, None)
         report |= {name: copy_of(value), f"{name}'s dtype": dtype_of(value)}
@@ -45,7 +47,7 @@ def described(layer: nn.Module, whole: Any, given: Mapping[str, Tensor]) -> dict
     return report
 
 
-def both_ways(context: Context, name: str, module: nn.Module, x: Tensor, upstream: Tensor) -> dict[str, Any]:
+def both_ways(context: Context, name: str, module: nn.Module, x: Tensor, upstream: Tensor) -> Fields:
     """Return the output and all gradients of a module, and whether its input tensors are unchanged."""
     module.zero_grad()
     leaf, given = x.clone().requires_grad_(), upstream.clone()

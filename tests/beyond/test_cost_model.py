@@ -7,6 +7,7 @@ one. The lesson's formulas are not here: the drawn cases are followed message by
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -110,7 +111,7 @@ def number(value: Any) -> float | str:
 
 
 @in_rank(uses=[number], join=False)
-def averages(context: Context, lesson: Any, inputs: Any) -> Any:
+def averages(context: Context, lesson: ModuleType, inputs: Any) -> object:
     """Yield the seconds of one way to average in each case."""
     for size, workers, latency, bandwidth in inputs:
         function = getattr(lesson, context.arguments["calls"])
@@ -118,7 +119,7 @@ def averages(context: Context, lesson: Any, inputs: Any) -> Any:
 
 
 @in_rank(uses=[number], join=False)
-def steps(context: Context, lesson: Any, inputs: Any) -> Any:
+def steps(context: Context, lesson: ModuleType, inputs: Any) -> object:
     """Yield the times of a step in each case, and whether the list of buckets is unchanged."""
     for forward, backward, optimizer, pairs in inputs:
         buckets = [lesson.TimedBucket(ready, communication) for ready, communication in pairs]

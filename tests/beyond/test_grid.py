@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import zip_longest
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from grader.in_rank import in_rank, run, run_to_any_end
 from grader.ranks.outcome import Result
 from grader.ranks.phrases import short
 from grader.wire import drawn
+from grader.wire.values import Fields
 from tests.beyond.stages_shared import IN_RANK, MODELS, Model, StagePart, number
 
 if TYPE_CHECKING:  # what a function finds in a rank
@@ -51,7 +53,7 @@ def lists_of_ranks(groups: Any) -> Any:
 
 
 @in_rank(uses=[lists_of_ranks], join=False)
-def members(context: Context, lesson: Any, _inputs: Any) -> Any:
+def members(context: Context, lesson: ModuleType, _inputs: Any) -> object:
     """Yield the groups of each grid, kind by kind."""
     from common.config import Grid
 
@@ -76,12 +78,12 @@ def spy_new_group(context: Context) -> None:
 
 
 @in_rank(uses=[as_list, spy_new_group], first="spy_new_group")
-def groups(context: Context, lesson: Any, inputs: Any) -> Any:
+def groups(context: Context, lesson: ModuleType, inputs: Fields) -> object:
     """Return the ranks of each group that make_groups returns, and a sum over them."""
     from common.config import Grid
 
     made = lesson.make_groups(Grid(**context.arguments["grid"]))
-    by_kind: dict[str, Any] = {}
+    by_kind: Fields = {}
     for kind, tensor in inputs.items():
         group = getattr(made, kind, None)
         by_kind[kind] = {"type": type(group).__name__}
@@ -94,7 +96,7 @@ def groups(context: Context, lesson: Any, inputs: Any) -> Any:
 
 
 @in_rank(uses=[IN_RANK], preload=MODELS)
-def train(context: Context, _lesson: Any, inputs: Any) -> Any:
+def train(context: Context, _lesson: ModuleType, inputs: Fields) -> object:
     """Return loss, norm and gradients of each step of OnGrid, and the parameters at the end.
 
     OnGrid is a given file; it imports the student's functions itself.
@@ -140,7 +142,7 @@ def right_groups(sizes: Sizes) -> tuple[Lists, ...]:
     return kinds
 
 
-def aspects(groups: Lists) -> dict[str, Any]:
+def aspects(groups: Lists) -> Fields:
     """Return what must be right about the groups of a kind. The first aspect that is wrong is the cause."""
     return {
         "every rank is in one group of each kind": sorted(rank for group in groups for rank in group),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
@@ -21,6 +22,7 @@ from grader.ranks.calls import Call
 from grader.ranks.outcome import Result
 from grader.ranks.phrases import short
 from grader.wire import drawn
+from grader.wire.values import Fields
 from tests.beyond.stages_shared import IN_RANK, MODELS, Model, StagePart, number
 
 if TYPE_CHECKING:  # what a function finds in a rank
@@ -53,7 +55,7 @@ def plain(actions: Any, most: int) -> Any:
 
 
 @in_rank(uses=[plain], join=False)
-def schedules(context: Context, lesson: Any, _inputs: Any) -> Any:
+def schedules(context: Context, lesson: ModuleType, _inputs: Any) -> object:
     """Yield what the function returns for every stage of each size, in two calls, the second one by keyword."""
     for m, n in context.arguments["sizes"]:
         calls = [
@@ -63,7 +65,7 @@ def schedules(context: Context, lesson: Any, _inputs: Any) -> Any:
 
 
 @in_rank(uses=[IN_RANK], preload=MODELS)
-def steps_of_a_pipeline(context: Context, lesson: Any, inputs: Any) -> Any:
+def steps_of_a_pipeline(context: Context, lesson: ModuleType, inputs: Fields) -> object:
     """Yield loss and gradients of each step, and the largest number of micro-batches that were alive at once."""
     from beyond.stage_runner import Stage, StageRunner
 

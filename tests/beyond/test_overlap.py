@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, field, replace
 from functools import partial
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from grader.compare import Expected, check
 from grader.grading import Grade
 from grader.in_rank import in_rank, run
 from grader.ranks.calls import Call
+from grader.wire.values import Fields
 from tests.beyond import toy_shared as shared
 from tests.beyond.toy_shared import MicroBatch, ToySetting
 from tests.gradients import test_averaging as averaging
@@ -129,7 +131,7 @@ LATER_STEPS = OverlapSetting(
 
 
 @in_rank(uses=[IN_RANK])
-def reduce_gradients(context: Context, lesson: Any, inputs: Any) -> Any:
+def reduce_gradients(context: Context, lesson: ModuleType, inputs: Fields) -> object:
     """Yield the gradients at the end of each step. Without `finish`, messages are in transit until then."""
     arguments = context.arguments
     toy = Toy(arguments, note_reached(context))
@@ -278,7 +280,7 @@ class Reduced:
         of_dtype = Expected(dtype, name=f"the dtype of parameter {k}'s gradient")
         return {(rank, f"parameter {k}"): one, (rank, f"dtype {k}"): of_dtype}
 
-    def _mistakes(self, step: int, k: int) -> dict[str, Any]:
+    def _mistakes(self, step: int, k: int) -> Fields:
         """Return sentence -> the gradient that a mistake in the reducer leaves."""
 
         def mean(by_rank: list[list[list[Any]]], at: int) -> np.ndarray:
@@ -287,7 +289,7 @@ class Reduced:
         last = [[micros[-1] for micros in steps] for steps in self.computed]
         some_rank_has_none = any(not np.any(self.own[rank][step][k]) for rank in range(self.ranks))
         never = np.full(self.setting.shapes[k], np.inf)  # fits no gradient: all parameters need the same sentences
-        mistakes: dict[str, Any] = {
+        mistakes: Fields = {
             "a parameter that had no gradient on this rank has none afterwards: set it to the mean, in which this "
             "rank counts as zeros":
                 None if some_rank_has_none else never,

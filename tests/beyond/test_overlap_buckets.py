@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,20 +13,21 @@ from grader.grading import Grade
 from grader.in_rank import in_rank, run
 from grader.ranks.phrases import short
 from grader.wire import drawn
+from grader.wire.values import Fields
 from tests.beyond.toy_shared import BYTES
 
 if TYPE_CHECKING:  # what a function finds in a rank
     from grader.inside.tools import Context, nn, torch
 
 graded = pytest.mark.graded
-Case = dict[str, Any]  # for buckets: sizes (numbers of elements), dtypes, bucket_bytes; for an order: count, ready
+Case = Fields  # for buckets: sizes (numbers of elements), dtypes, bucket_bytes; for an order: count, ready
 
 
 # --- what a rank does ---
 
 
 @in_rank
-def make_buckets(context: Context, lesson: Any, inputs: Any) -> Any:
+def make_buckets(context: Context, lesson: ModuleType, inputs: Any) -> object:
     """Yield the buckets of each case, with a number for each parameter; -1 for anything else."""
     for case in inputs:
         sizes = zip(case["sizes"], case["dtypes"], strict=True)
@@ -36,7 +38,7 @@ def make_buckets(context: Context, lesson: Any, inputs: Any) -> Any:
 
 
 @in_rank
-def agree_on_order(context: Context, lesson: Any, inputs: Any) -> Any:
+def agree_on_order(context: Context, lesson: ModuleType, inputs: Any) -> object:
     """Yield the returned order of each case as numbers of parameters; the class of the result if it is no list."""
     for case in inputs:
         parameters = [nn.Parameter(torch.zeros(2)) for _ in range(case["count"])]

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from grader.in_rank import in_rank, run
 from grader.ranks.outcome import Result
 from grader.wire import drawn
 from grader.wire.request import RankFunction
+from grader.wire.values import Fields
 from tests.gradients import test_averaging as averaging
 
 if TYPE_CHECKING:  # what a function finds in a rank
@@ -42,7 +44,7 @@ Cases = tuple[tuple[int, str], ...]  # (length, dtype)
 
 
 @in_rank
-def reduce_scatter(context: Context, lesson: Any, inputs: Any) -> Any:
+def reduce_scatter(context: Context, lesson: ModuleType, inputs: Any) -> object:
     """Yield the chunks that the student's function returns in each case, and the tensor itself afterwards."""
     for tensor, dtype in zip(inputs, context.arguments["dtypes"], strict=True):
         flat = tensor.to(getattr(torch, dtype)).clone()
@@ -52,7 +54,7 @@ def reduce_scatter(context: Context, lesson: Any, inputs: Any) -> Any:
 
 
 @in_rank
-def all_gather(context: Context, lesson: Any, inputs: Any) -> Any:
+def all_gather(context: Context, lesson: ModuleType, inputs: Any) -> object:
     """Yield the chunks of each case as the student's function leaves them."""
     for tensors, dtype in zip(inputs, context.arguments["dtypes"], strict=True):
         chunks = [tensor.to(getattr(torch, dtype)).clone() for tensor in tensors]
@@ -181,7 +183,7 @@ def check_rounds_of_sums(grade: Grade, ranks: int) -> None:
         check_rounds(grade, result, case, where, 1, partial_sum, "its partial sum")
 
 
-def mistakes_in_sum(rank: int, parts: list[np.ndarray], got: np.ndarray, complete: list[int]) -> dict[str, Any]:
+def mistakes_in_sum(rank: int, parts: list[np.ndarray], got: np.ndarray, complete: list[int]) -> Fields:
     """Return mistake -> what it leaves in place of the sum of `parts`. `complete`: the other chunks that are right."""
     total = np.sum(parts, axis=0)
     instead = {f"rank {rank} completes chunk {k} instead of its own: first send your left neighbour's own chunk": got

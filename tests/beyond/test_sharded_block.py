@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ from grader.grading import Grade
 from grader.in_rank import in_rank, run
 from grader.ranks.outcome import Result
 from grader.wire import drawn
+from grader.wire.values import Fields
 from tests.beyond import sharded_optimizer_shared as shared
 from tests.beyond.sharded_model_shared import BLOCKS
 from tests.beyond.sharded_optimizer_shared import TOY, ShardSetting
@@ -77,7 +79,7 @@ STEPS = (
 # --- what a rank does ---
 
 
-def state(step: str, block: Any, parameters: Sequence[nn.Parameter]) -> dict[str, Any]:
+def state(step: str, block: Any, parameters: Sequence[nn.Parameter]) -> Fields:
     """Return the attributes of a block after a step, and the bytes of memory of its parameters."""
     return {
         f"bytes after {step}": bytes_of(parameters),
@@ -86,7 +88,7 @@ def state(step: str, block: Any, parameters: Sequence[nn.Parameter]) -> dict[str
     }
 
 
-def gather_block(context: Context, lesson: Any, dtype: str, values: list[Tensor], moves: list[Tensor]) -> Any:
+def gather_block(context: Context, lesson: ModuleType, dtype: str, values: list[Tensor], moves: list[Tensor]) -> Any:
     """Gather a block twice, with and without start_gather, each time after one of `moves` is added to its shard."""
     parameters = [nn.Parameter(value.to(getattr(torch, dtype))) for value in values]
     context.event("__init__")
@@ -118,7 +120,7 @@ def gather_block(context: Context, lesson: Any, dtype: str, values: list[Tensor]
 
 
 @in_rank(uses=[TOY, BLOCKS, state, gather_block])
-def gather_blocks(context: Context, lesson: Any, inputs: Any) -> Any:
+def gather_blocks(context: Context, lesson: ModuleType, inputs: Any) -> object:
     """Return what each block has after each step. Argument: late, the rank that starts a gather after all others."""
     return [gather_block(context, lesson, **one) for one in inputs]
 
@@ -130,7 +132,7 @@ class ShardedBlockRun:
     """What is right for one block on each rank, and what the ranks did with it."""
 
     result: Result
-    values: list[dict[str, Any]]  # what each rank returned
+    values: list[Fields]  # what each rank returned
     phases: list[list[Phase]]
 
     def __init__(self, grade: Grade, ranks: int, setting: ShardSetting) -> None:
@@ -177,7 +179,7 @@ def check_shard(run: ShardedBlockRun) -> None:
     """Check that after __init__ a rank has only a copy of its part, in float32."""
     for rank, got in enumerate(run.values):
         right = run.shards[0]
-        mistakes: dict[str, Any] = {
+        mistakes: Fields = {
             f"`own` is the shard of rank {r}: rank r owns the elements r L to (r+1) L": right[r]
             for r in range(run.ranks)
         }

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from grader.compare import Expected, check
 from grader.grading import Grade
 from grader.in_rank import in_rank, run, run_alone
 from grader.wire import drawn
+from grader.wire.values import Fields
 from tests.beyond import sharded_optimizer_memory as memory
 from tests.beyond import sharded_optimizer_shared as shared
 from tests.beyond import toy_shared
@@ -47,7 +49,7 @@ GATHERED = replace(shared.LARGE, options=MOMENTUM)
 
 
 @in_rank(uses=[TOY, SHARDED], preload=("steps",))
-def clip(context: Context, lesson: Any, inputs: Any) -> Any:
+def clip(context: Context, lesson: ModuleType, inputs: Fields) -> object:
     """Yield the norm that clip() returns in each case, and the gradients of the shards afterwards."""
     sharded = ShardedToy(context, lesson, inputs)
     for limit, gradients in zip(context.arguments["max_norms"], inputs["shards"], strict=True):
@@ -63,7 +65,7 @@ def clip(context: Context, lesson: Any, inputs: Any) -> Any:
 
 
 @in_rank(uses=[TOY, SHARDED], preload=("steps",))
-def take_steps(context: Context, lesson: Any, inputs: Any) -> Any:
+def take_steps(context: Context, lesson: ModuleType, inputs: Fields) -> object:
     """Yield the parameters and the shards after each whole step."""
     sharded = ShardedToy(context, lesson, inputs)
     for step, limit in enumerate(context.arguments["limits"]):
@@ -79,7 +81,7 @@ def take_steps(context: Context, lesson: Any, inputs: Any) -> Any:
 
 
 @in_rank(join=False, preload=("steps",))
-def train_alone(context: Context, lesson: Any, inputs: Any) -> Any:
+def train_alone(context: Context, lesson: ModuleType, inputs: Fields) -> object:
     """Yield the parameters after each step of one process that has all of them, in float64."""
     arguments, parameters = context.arguments, [nn.Parameter(value.double()) for value in inputs["values"]]
     matrices, rest = ([p for p in parameters if (p.dim() >= 2) is large] for large in (True, False))
@@ -102,7 +104,7 @@ def check_clip(grade: Grade, ranks: int, setting: ShardSetting) -> None:
     """Check that every rank gets the norm of all shards, and scales its own by the same factor of at most 1."""
     values = setting.initial(grade.seed)
     lengths = [setting.flat(bucket, values, ranks).shape[1] for bucket in setting.buckets()]
-    inputs: list[dict[str, Any]] = []
+    inputs: list[Fields] = []
     for rank in range(ranks):  # the gradients of the last rank are larger, and of the last bucket, too
         generator = drawn.generator(grade.seed, 17, ranks, rank)
         scales = [(1 + rank) * (1 + i) for i in range(len(lengths))]
@@ -198,7 +200,7 @@ def check_bucket(run: OptimizerRun, rank: int, step: int, i: int, right: list[np
     before, after = right
     returned = run.result.values[rank][step]
     total = norm([before, after])
-    got: dict[str, Any] = {f"shard {i}": returned[f"shard {i}"]}
+    got: Fields = {f"shard {i}": returned[f"shard {i}"]}
     expected: dict[str, Expected] = {}
     for j, shard in enumerate(run.setting.flat(run.buckets[i], returned["parameters"], run.ranks)):
         got[f"rank {j}'s shard"] = shard

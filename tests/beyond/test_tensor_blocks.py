@@ -7,6 +7,7 @@ own block computes the right values, in a rank that loads no student's file.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from grader.compare import Expected, check
 from grader.grading import Grade
 from grader.in_rank import in_rank, run, run_alone
 from grader.wire import drawn
+from grader.wire.values import Fields
 from tests.beyond.tensor_shared import HINTS, ONE, PAIRS, SLICED, THREE, TWO, Ranks, TensorCut, check_groups
 
 if TYPE_CHECKING:  # what a function finds in a rank
@@ -69,7 +71,7 @@ BLOCKS = (
 
 
 @in_rank(join=False)
-def columns(context: Context, lesson: Any, inputs: Any) -> Any:
+def columns(context: Context, lesson: ModuleType, inputs: Fields) -> object:
     """Yield what attention_columns returns in each case."""
     for width, heads, head_dim in context.arguments["cases"]:
         own_heads = torch.tensor(heads)
@@ -94,7 +96,7 @@ def plain_block(arguments: Mapping[str, Any], weights: Mapping[str, Tensor]) -> 
     return block
 
 
-def one_pass(context: Context, block: Any, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
+def one_pass(context: Context, block: Any, inputs: Mapping[str, Tensor]) -> Fields:
     """Return output and gradients of a forward and a backward pass."""
     block.zero_grad()
     x = inputs["x"].clone().requires_grad_()
@@ -109,13 +111,13 @@ def one_pass(context: Context, block: Any, inputs: Mapping[str, Tensor]) -> dict
 
 
 @in_rank(uses=[plain_block, one_pass], preload=MODELS, join=False)
-def whole_block(context: Context, _lesson: Any, inputs: Any) -> Any:
+def whole_block(context: Context, _lesson: ModuleType, inputs: Fields) -> object:
     """Return what the block computes on one worker."""
     return one_pass(context, plain_block(context.arguments, inputs["weights"]), inputs)
 
 
 @in_rank(uses=[plain_block, one_pass], preload=MODELS)
-def cut_block(context: Context, lesson: Any, inputs: Any) -> Any:
+def cut_block(context: Context, lesson: ModuleType, inputs: Fields) -> object:
     """Return what shard_block leaves of a block, and what the cut block computes in two passes."""
     group = own_group(context)
     block = plain_block(context.arguments, inputs["weights"])
@@ -125,7 +127,7 @@ def cut_block(context: Context, lesson: Any, inputs: Any) -> Any:
         lesson.shard_block(block)
     else:
         lesson.shard_block(block, group)
-    report: dict[str, Any] = {name: copy_of(value) for name, value in block.named_parameters()}
+    report: Fields = {name: copy_of(value) for name, value in block.named_parameters()}
     report |= {"split_size": int(block.attn.split_size), "num_heads": int(block.attn.num_heads)}
     report["random"] = torch.equal(before, torch.random.get_rng_state())
     return report | {"passes": [one_pass(context, block, inputs) for _ in range(2)]}
@@ -168,23 +170,23 @@ class BlockRun:
 
     def __init__(self, grade: Grade, ranks: Ranks, cut: TensorCut, dropout: tuple[float, float] = NO_DROPOUT) -> None:
         self.grade, self.ranks, self.cut, self.dropout = grade, ranks, cut, dropout
-        self.arguments: dict[str, Any] = {"sizes": (cut.width, cut.heads, cut.inner), "dropout": dropout}
+        self.arguments: Fields = {"sizes": (cut.width, cut.heads, cut.inner), "dropout": dropout}
         self.of_group = {group: self._draw(group) for group in map(ranks.among, range(ranks.count))}
         self.inputs = [self._with_noise(rank, self.of_group[ranks.among(rank)]) for rank in range(ranks.count)]
         self.result = run(grade, cut_block, self.inputs, BLOCK_HINTS, groups=ranks.groups, **self.arguments)
 
-    def whole(self, rank: int) -> dict[str, Any]:
+    def whole(self, rank: int) -> Fields:
         """Return what the block computes on one worker, from the inputs of a rank's group."""
         own = self.of_group[self.ranks.among(rank)]
         return dict(run_alone(self.grade, whole_block, [own], **self.arguments)[0])
 
-    def _draw(self, group: tuple[int, ...]) -> dict[str, Any]:
+    def _draw(self, group: tuple[int, ...]) -> Fields:
         draw = drawn.generator(self.grade.seed, 44, self.ranks.count, *group)
         weights = {name: draw.normal(scale=0.7, size=shape) for name, shape in self.cut.shapes.items()}
         x, upstream = (draw.normal(size=(EXAMPLES, TOKENS, self.cut.width)) for _ in range(2))
         return {"weights": weights, "x": x, "upstream": upstream}
 
-    def _with_noise(self, rank: int, inputs: dict[str, Any]) -> dict[str, Any]:
+    def _with_noise(self, rank: int, inputs: Fields) -> Fields:
         """Return a group's inputs with noise in all slices but this rank's."""
         noise, weights = drawn.generator(self.grade.seed, 45, self.ranks.count, rank), dict(inputs["weights"])
         for name in SLICED:

@@ -6,6 +6,7 @@ Each rank's own columns or rows of a layer are correct; all other entries are no
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from grader.grading import Grade
 from grader.in_rank import in_rank, run
 from grader.ranks.outcome import Result
 from grader.wire import drawn
+from grader.wire.values import Fields
 from tests.beyond import tensor_shared as shared
 from tests.beyond.tensor_shared import HINTS, PAIRS, THREE, TWO, Given, Ranks, numbers, tolerance
 from tests.beyond.toy_shared import BYTES
@@ -45,7 +47,7 @@ ONE_SUM = "ColumnParallel sends only in backward, in f; RowParallel only in forw
 
 
 @in_rank(uses=[IN_RANK])
-def functions(context: Context, lesson: Any, inputs: Any) -> Any:
+def functions(context: Context, lesson: ModuleType, inputs: Fields) -> object:
     """Yield, for f and for g, what forward and backward give in each case, and in two calls with different groups."""
     group = own_group(context)
     for name in ("to_slices", "sum_slices"):
@@ -71,7 +73,7 @@ def functions(context: Context, lesson: Any, inputs: Any) -> Any:
 
 
 @in_rank(uses=[IN_RANK])
-def layers(context: Context, lesson: Any, inputs: Any) -> Any:
+def layers(context: Context, lesson: ModuleType, inputs: Any) -> object:
     """Yield what both layers keep in each case, and what they compute alone and with a relu between them."""
     group = own_group(context)
     for dtype, given in zip(context.arguments["dtypes"], inputs, strict=True):
@@ -95,7 +97,7 @@ def layers(context: Context, lesson: Any, inputs: Any) -> Any:
 # --- f and g ---
 
 
-def functions_run(grade: Grade, ranks: Ranks, cases: tuple = PLAIN) -> tuple[Result, list[dict[str, Any]]]:
+def functions_run(grade: Grade, ranks: Ranks, cases: tuple = PLAIN) -> tuple[Result, list[Fields]]:
     """Run f and g; return the result and each rank's inputs. `twice` is drawn in the dtype that it has there."""
 
     def pair(draw: np.random.Generator, dtype: str, layout: str, shape: tuple[int, ...]) -> dict[str, np.ndarray]:
@@ -202,18 +204,18 @@ class WholeLayers:
             ("forward", "row"): self.inner[..., part] @ self.b[part],
         }
 
-    def outputs(self, member: int) -> dict[str, dict[str, tuple[np.ndarray, dict[str, Any]]]]:
+    def outputs(self, member: int) -> dict[str, dict[str, tuple[np.ndarray, Fields]]]:
         """Return layer -> name of a value -> the right value on a member, and mistake -> what it leaves instead."""
         part, n, up, up_row = self.parts[member], len(self.parts), self.up_column, self.up_row
         h, y = self.x @ self.a + self.c, self.inner @ self.b + self.d
         back = (up_row @ self.b.T) * (h > 0)
         own, own_gradient = self.products(member)["forward", "row"], self.products(member)["backward", "column"]
 
-        def in_g(right: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
+        def in_g(right: np.ndarray) -> tuple[np.ndarray, Fields]:
             words = f"{{name}} is {n} times too large: backward of g passes its gradient on as it is, and sums nothing"
             return right, {words: right * n}
 
-        def whole_bias(right: np.ndarray) -> tuple[np.ndarray, dict[str, Any]]:
+        def whole_bias(right: np.ndarray) -> tuple[np.ndarray, Fields]:
             words = (
                 f"{{name}} is 1/{n} of what is expected: the bias is whole on every rank; add it once, after g, and "
                 "divide neither it nor its gradient"
@@ -272,7 +274,7 @@ class LayersRun:
             for group in map(ranks.among, range(ranks.count))
         }
         self.inputs = [[self._given(rank, case) for case in range(len(BYTES))] for rank in range(ranks.count)]
-        arguments: dict[str, Any] = {"dtypes": list(BYTES), "groups": ranks.groups, "computes": computes}
+        arguments: Fields = {"dtypes": list(BYTES), "groups": ranks.groups, "computes": computes}
         self.result = run(grade, layers, self.inputs, HINTS, **arguments)
 
     def whole(self, rank: int, case: int) -> tuple[WholeLayers, int]:

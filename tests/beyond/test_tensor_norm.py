@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from grader.compare import Expected, check
 from grader.grading import Grade
 from grader.in_rank import in_rank, run
 from grader.wire import drawn
+from grader.wire.values import Fields
 from tests.beyond.tensor_shared import ALL, Ranks, check_groups
 from tests.beyond.toy_shared import once_in_bfloat16
 
@@ -32,7 +34,7 @@ WITHOUT = ((), ("norm.weight", "mlp.fc.bias"), SLICES, tuple(WHOLE), (), ("head.
 ZERO = len(WITHOUT) - 1  # the case in which the slices of the group's last rank are zero
 
 
-def mixed_model(lesson: Any, part: Tensor, inside: int, outside: int, group: Any) -> Any:
+def mixed_model(lesson: ModuleType, part: Tensor, inside: int, outside: int, group: Any) -> Any:
     """Return a model with slices in several depths, a layer norm, and a parameter that two modules share."""
     first = conv1d(torch.zeros(inside, outside), torch.zeros(outside))
     second = conv1d(torch.zeros(outside, inside), torch.zeros(inside))
@@ -43,7 +45,7 @@ def mixed_model(lesson: Any, part: Tensor, inside: int, outside: int, group: Any
 
 
 @in_rank(uses=[IN_RANK, mixed_model])
-def norms(context: Context, lesson: Any, inputs: Any) -> Any:
+def norms(context: Context, lesson: ModuleType, inputs: Fields) -> object:
     """Yield squared_norm of a model in each case, and the gradients that it leaves."""
     group, (inside, outside) = own_group(context), context.arguments["sizes"]
     model = mixed_model(lesson, inputs["part"], inside, outside, group)
@@ -61,7 +63,7 @@ def norms(context: Context, lesson: Any, inputs: Any) -> Any:
         yield left | {"norm": number, "kind": dtype_of(value), "graph": graph}
 
 
-def draw_gradients(grade: Grade, ranks: Ranks, rank: int, part: np.ndarray, case: int) -> dict[str, Any]:
+def draw_gradients(grade: Grade, ranks: Ranks, rank: int, part: np.ndarray, case: int) -> Fields:
     """Draw gradients: those of slices differ between the ranks of a group, all others are the same."""
     group = ranks.among(rank)
     own = drawn.generator(grade.seed, 46, ranks.count, rank, case)
@@ -78,13 +80,13 @@ def draw_gradients(grade: Grade, ranks: Ranks, rank: int, part: np.ndarray, case
 
 def check_norm(grade: Grade, ranks: Ranks) -> None:
     """Check that every rank of a group gets the square of the norm, in which each parameter counts once."""
-    inputs: list[dict[str, Any]] = []
+    inputs: list[Fields] = []
     for rank in range(ranks.count):
         group = ranks.among(rank)
         part = np.array_split(np.arange(OUTSIDE), len(group))[group.index(rank)]
         gradients = [draw_gradients(grade, ranks, rank, part, case) for case in range(len(WITHOUT))]
         inputs.append({"part": part, "gradients": gradients})
-    arguments: dict[str, Any] = {"groups": ranks.groups, "sizes": (INSIDE, OUTSIDE), "dtypes": DTYPES}
+    arguments: Fields = {"groups": ranks.groups, "sizes": (INSIDE, OUTSIDE), "dtypes": DTYPES}
     result = run(grade, norms, inputs, **arguments)
     check_groups(grade, result, ranks)
     for rank, values in enumerate(result.values):
@@ -109,7 +111,7 @@ def check_norm(grade: Grade, ranks: Ranks) -> None:
             grade.fail(f"{ranks.words(call.rank)}: {sent}: each rank adds up its squares; send only this number")
 
 
-def expected_norm(members: list[dict[str, Any]], own: int, case: int) -> Expected:
+def expected_norm(members: list[Fields], own: int, case: int) -> Expected:
     """Expect the square of the norm of these gradients. `members`: the gradients of each member of a group."""
 
     def squares(names: Any, gradients: Mapping[str, Any]) -> float:

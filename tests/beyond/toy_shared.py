@@ -19,7 +19,7 @@ from grader.grading import Grade
 from grader.ranks.calls import Call
 from grader.ranks.outcome import Result
 from grader.wire import drawn
-from grader.wire.values import item_bytes, to_array, to_bytes
+from grader.wire.values import Fields, item_bytes, to_array, to_bytes
 
 BYTES = {dtype: item_bytes(dtype) for dtype in ("float32", "float64", "bfloat16")}
 ROUNDING = {"float32": 1e-4, "float64": 1e-4, "bfloat16": 2.0**-6}  # of what a message may hold
@@ -51,7 +51,7 @@ class ToySetting:
         return self.dtypes[k] if self.dtypes else "float32"
 
     @property
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self) -> Fields:
         """Return what every rank needs to build the toy."""
         dtypes = [self.dtype(k) for k in range(len(self.shapes))]
         return {"shapes": self.shapes, "dtypes": dtypes, "frozen": self.frozen, "tied": self.tied}
@@ -63,7 +63,7 @@ class Drawn(NamedTuple):
     computed: the gradients that backward computes from them, [rank][step][micro-batch][parameter].
     """
 
-    inputs: list[dict[str, Any]]
+    inputs: list[Fields]
     computed: list[list[list[Arrays]]]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import reduce
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -20,6 +21,7 @@ from grader.grading import Grade
 from grader.in_rank import in_rank, run
 from grader.ranks.outcome import Result
 from grader.wire import drawn, values
+from grader.wire.values import Fields
 
 if TYPE_CHECKING:  # what a function finds in a rank
     from grader.inside.tools import Context, copy_of, dtype_of, nn, torch, unchanged
@@ -76,7 +78,7 @@ ODD = AveragingSetting(
 LARGE = AveragingSetting(((3,), (640, 1024), (2, 4), (5,)), ((),))  # 2.6 MB: more than a usual bucket
 HALF, MIXED = AveragingSetting(dtypes=("bfloat16",)), AveragingSetting(dtypes=("float32", "float16", "bfloat16"))
 INFINITE = AveragingSetting(infinite=(1, 3))
-SHOWN: dict[str, Any] = {
+SHOWN: Fields = {
     "posinf": 300.0,
     "neginf": 300.0,
     "nan": 300.0,
@@ -89,7 +91,7 @@ Gradients = list[list[list[Any]]]  # [rank][call][parameter]; None: no gradient
 
 
 @in_rank
-def average(context: Context, lesson: Any, inputs: Any) -> Any:
+def average(context: Context, lesson: ModuleType, inputs: Fields) -> object:
     """Call the student's function on this rank's gradients; yield what it leaves, after each call."""
     arguments, weight = context.arguments, inputs["weight"]
     context.scatter()  # set(parameters) then has another order on every rank
@@ -289,14 +291,14 @@ def check_any_size_and_type(grade: Grade, calls: str, by: set[str] | None = None
 
 # Ways to average: collective -> (a function of the number of ranks that says how many times rank 0, and how many times
 # every other rank, passes its gradients to it; the root).
-GATHER_AND_SCATTER: list[dict[str, Any]] = [{"gather": (lambda n: (1, 1), 0), "scatter": (lambda n: (n, 0), 0)}]
-REDUCE: list[dict[str, Any]] = [
+GATHER_AND_SCATTER: list[Fields] = [{"gather": (lambda n: (1, 1), 0), "scatter": (lambda n: (n, 0), 0)}]
+REDUCE: list[Fields] = [
     {"all_reduce": (lambda n: (1, 1), None)},
     {"reduce": (lambda n: (1, 1), 0), "broadcast": (lambda n: (1, 0), 0)},
 ]
 
 
-def check_sent_once(grade: Grade, calls: str, ways: list[dict[str, Any]], setting: AveragingSetting = PLAIN) -> None:
+def check_sent_once(grade: Grade, calls: str, ways: list[Fields], setting: AveragingSetting = PLAIN) -> None:
     """Check that every gradient is sent once, in one of `ways`, and that the result is used."""
     for ranks in SIZES:
         result, gradients = averaged(grade, calls, ranks, setting)
@@ -314,7 +316,7 @@ def check_sent_once(grade: Grade, calls: str, ways: list[dict[str, Any]], settin
             check_used(grade, rank, result.values[rank], gradients)
 
 
-def check_used(grade: Grade, rank: int, left: list[dict[str, Any]], gradients: Gradients) -> None:
+def check_used(grade: Grade, rank: int, left: list[Fields], gradients: Gradients) -> None:
     """Check that a rank's gradients are the mean of all ranks' gradients, times one factor."""
     places = [(call, k) for call, own in enumerate(gradients[rank]) for k, one in enumerate(own) if one is not None]
     means = [np.asarray(np.mean([other[call][k] for other in gradients], axis=0)) for call, k in places]

@@ -13,19 +13,21 @@ import torch
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from grader.wire.values import Fields
+
 if TYPE_CHECKING:  # what it finds in a rank
     from tests.pipeline.pipe_in_rank import PipeWatch
 
 RATE = 0.1  # of the SGD between two steps
 
 
-def config_of(arguments: dict[str, Any]) -> GPT2Config:
-    sizes: dict[str, Any] = {"n_embd": 8, "n_head": 2, "n_positions": 12, "bos_token_id": 0, "eos_token_id": 0}
+def config_of(arguments: Fields) -> GPT2Config:
+    sizes: Fields = {"n_embd": 8, "n_head": 2, "n_positions": 12, "bos_token_id": 0, "eos_token_id": 0}
     sizes |= {"n_layer": arguments["blocks"], "vocab_size": arguments["vocabulary"]}
     return GPT2Config(**sizes, embd_pdrop=0.0, attn_pdrop=0.0, resid_pdrop=0.0)
 
 
-def plain_gpt2(arguments: dict[str, Any], seed: int) -> Any:
+def plain_gpt2(arguments: Fields, seed: int) -> Any:
     """Return transformers' model, with weights so large that every layer matters."""
     torch.manual_seed(seed)
     model = GPT2LMHeadModel(config_of(arguments)).double()
@@ -34,13 +36,13 @@ def plain_gpt2(arguments: dict[str, Any], seed: int) -> Any:
     return model
 
 
-def first_blocks(arguments: dict[str, Any]) -> list[int]:
+def first_blocks(arguments: Fields) -> list[int]:
     """Return the number of the first block of every partition."""
     blocks, devices = arguments["blocks"], arguments["devices"]
     return [math.ceil(j * blocks / devices) for j in range(devices)]
 
 
-def steps_of(model: Any, inputs: Any, begin: Callable[[int], None] = lambda step: None) -> list[dict[str, Any]]:
+def steps_of(model: Any, inputs: Fields, begin: Callable[[int], None] = lambda step: None) -> list[Fields]:
     """Return loss and gradients of each step; after each, change the parameters as SGD does."""
     steps = []
     for step, (tokens, labels) in enumerate(zip(inputs["tokens"], inputs["labels"], strict=True)):
@@ -113,7 +115,7 @@ def names_of(model: Any) -> dict[str, set[str]]:
     return {"saved": set(model.state_dict()), "parameters": set(dict(model.named_parameters())), "modes": modes}
 
 
-def described(pipe: Any, blocks: list[Any]) -> dict[str, Any]:
+def described(pipe: Any, blocks: list[Any]) -> Fields:
     """Return the parts of a Pipe: the numbers of the blocks in each partition, and the types of other layers in it."""
     kind = type(pipe).__name__[:60]
     if not hasattr(pipe, "partitions"):

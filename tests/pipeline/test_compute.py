@@ -6,6 +6,7 @@ results, devices and errors, too. So every test also checks that partitions work
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from grader.grading import Grade
 from grader.in_rank import in_rank
 from grader.ranks.outcome import Result
 from grader.ranks.phrases import short
+from grader.wire.values import Fields
 from tests.pipeline import pipe_shared as shared
 from tests.pipeline.pipe_shared import IN_RANK, Watched
 
@@ -64,7 +66,7 @@ def watched_pipe(context: Any, lesson: Any) -> tuple[Any, list[Any]]:
 
 
 @in_rank(uses=[IN_RANK, watched_pipe], preload=["steps"], join=False)
-def compute(context: Context, lesson: Any, inputs: Any) -> Any:
+def compute(context: Context, lesson: ModuleType, inputs: Any) -> object:
     """Call compute for each of `cycles`; return what the micro-batches hold then, and the gradients of their inputs."""
     pipe, _ = watched_pipe(context, lesson)
     given = [batch.clone().requires_grad_() for batch in inputs]
@@ -92,7 +94,7 @@ def compute(context: Context, lesson: Any, inputs: Any) -> Any:
 
 
 @in_rank(uses=[IN_RANK, Trouble, watched_pipe], preload=["steps"], join=False)
-def compute_with_trouble(context: Context, lesson: Any, inputs: Any) -> Any:
+def compute_with_trouble(context: Context, lesson: ModuleType, inputs: Fields) -> object:
     """Return what compute raises when the partition `trouble` raises, and how many threads outlive the pipe."""
     import gc
     import time
@@ -210,7 +212,7 @@ def check_same_time(grade: Grade) -> None:
     cycles = [[[first + i, j] for i, j in shuffled_cycle(draw)] for first in (0, WORKERS)]
     pairs = [(i, j) for cycle in cycles for i, j in cycle]
     batches = drawn_batches(draw, 2 * WORKERS)
-    arguments: dict[str, Any] = {"cycles": cycles, "devices": CPUS[WORKERS], "meet": True}
+    arguments: Fields = {"cycles": cycles, "devices": CPUS[WORKERS], "meet": True}
     result = shared.run_pipe(grade, compute, [[*batches]], **arguments)
 
     def why_alone(watched: Watched, micro_batch: int) -> str:
@@ -244,7 +246,7 @@ def check_same_time(grade: Grade) -> None:
 def check_devices(grade: Grade, devices: list[str], cycle: Cycle) -> None:
     """Check that every partition gets its micro-batch on its own device, and that its result stays there."""
     result = computed(grade, [cycle], devices, drawn_batches(grade.draw, len(devices)))
-    value, got, expected = result.values[0], dict[str, Any](), dict[str, Expected]()
+    value, got, expected = result.values[0], Fields(), dict[str, Expected]()
     types, watched = [device.split(":")[0] for device in devices], Watched(result.ranks[0].events)
     for enter in watched.enters:
         got[f"input {enter['place'][1]}"] = str(enter["device"]).split(":")[0]
@@ -272,7 +274,7 @@ def check_error(grade: Grade, trouble: int, place: int) -> None:
     current = [j for _, j in cycle].index(trouble)
     cycle[current], cycle[place] = cycle[place], cycle[current]
     inputs = [[*drawn_batches(grade.draw, WORKERS)]]
-    arguments: dict[str, Any] = {"cycles": [cycle], "devices": CPUS[WORKERS], "trouble": trouble, "words": words}
+    arguments: Fields = {"cycles": [cycle], "devices": CPUS[WORKERS], "trouble": trouble, "words": words}
     result = shared.run_pipe(grade, compute_with_trouble, inputs, **arguments)
     shared.must_end(grade, result, cycle)
     got = result.values[0]

@@ -69,7 +69,7 @@ class StandIns:
 
     def __init__(self, numbers: Any, shape: str, last: str) -> None:
         self.factors, self.shifts, self.shape, self.last = numbers["factors"], numbers["shifts"], shape, last
-        self.report: dict[str, Any] = {"asked": [], "pairs": [], "nested": False, "given": []}
+        self.report: Fields = {"asked": [], "pairs": [], "nested": False, "given": []}
 
     def clock_cycles(self, num_batches: int, num_partitions: int) -> Iterator[list[tuple[int, int]]]:
         self.report["asked"].append([int(num_batches), int(num_partitions)])
@@ -110,7 +110,7 @@ def content(batch: Any) -> Any:
 
 
 @in_rank(uses=[IN_RANK, content, StandIns], preload=["steps"], join=False)
-def forward(context: Context, lesson: Any, inputs: Any) -> Any:
+def forward(context: Context, lesson: Any, inputs: Any) -> object:
     """Yield what each call of forward did, for all batches of all `settings`: its output, the arguments of the
     stand-ins, whether the output left the device `last`, and whether the input changed."""
     last = context.arguments["last"]
@@ -162,7 +162,7 @@ def calls(grade: Grade, *groups: Sequence[ForwardSetting]) -> Iterator[ForwardCa
 
 
 def calls_of(grade: Grade, settings: Sequence[ForwardSetting], last: str = "cpu") -> Iterator[ForwardCall]:
-    draw, inputs = np.random.default_rng([grade.seed, len(settings)]), list[dict[str, Any]]()
+    draw, inputs = np.random.default_rng([grade.seed, len(settings)]), list[Fields]()
     for setting in settings:
         batches = [draw.normal(size=(size, *setting.features)) for size in setting.sizes]
         for number, batch in enumerate(batches):
@@ -196,7 +196,7 @@ def check_sizes(grade: Grade) -> None:
     """Check that a micro-batch has split_size examples, the last one may have fewer, and no example is lost."""
     for call in calls(grade, SETTINGS):
         size, split_size, given = len(call.batch), call.setting.split_size, call.got["given"]
-        got: dict[str, Any] = {"called": bool(call.got["pairs"]), "sizes": [0 if x is None else len(x) for x in given]}
+        got: Fields = {"called": bool(call.got["pairs"]), "sizes": [0 if x is None else len(x) for x in given]}
         got |= {f"micro-batch {i}": x for i, x in enumerate(given)}
         causes = {
             "the micro-batches are smaller than split_size: do you reuse a value from an earlier, smaller batch?":

@@ -6,6 +6,7 @@ Every other test needs the one of the Pipe to pass: blocks that run one after an
 from __future__ import annotations
 
 import math
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,14 +36,14 @@ BLOCKS, TOKENS, VOCABULARY = 4, 8, 30
 STEPS = 2  # of training, each with tokens of its own
 BATCH, SPLIT_SIZE, MICRO_BATCHES = 5, 2, 3
 GROUPS = [[[i, 0], [i - 1, 1]] for i in range(1, MICRO_BATCHES)]  # (micro-batch, partition) at the same time
-SIZES: dict[str, Any] = {"blocks": BLOCKS, "vocabulary": VOCABULARY}
+SIZES: Fields = {"blocks": BLOCKS, "vocabulary": VOCABULARY}
 
 
 # --- what a rank does ---
 
 
 @in_rank(uses=IN_RANK, preload=MODELS, join=False)
-def spread(context: Context, lesson: Any, inputs: Any) -> Any:
+def spread(context: Context, lesson: ModuleType, inputs: Fields) -> object:
     """Return what GPT2LMHeadModelParallel and its Pipe are made of, and the steps of its training.
 
     Arguments: split_sizes, the argument of each call of _prepare_pipeline_parallel (none: model parallel, no pipeline);
@@ -80,13 +81,13 @@ def spread(context: Context, lesson: Any, inputs: Any) -> Any:
 
 
 @in_rank(uses=IN_RANK, preload=MODELS, join=False)
-def plain(context: Context, lesson: Any, inputs: Any) -> Any:
+def plain(context: Context, lesson: ModuleType, inputs: Fields) -> object:
     """Return the steps of transformers' own model."""
     return steps_of(plain_gpt2(context.arguments, inputs["seed"]), inputs)
 
 
 @in_rank(uses=IN_RANK, preload=MODELS, join=False)
-def chunks(context: Context, lesson: Any, inputs: Any) -> Any:
+def chunks(context: Context, lesson: ModuleType, inputs: Fields) -> object:
     """Yield the split_size of the Pipe that run_gpt2.py makes for each batch size and n_chunk, None without one."""
     from pipeline.model_parallel import GPT2LMHeadModelParallel  # the tree's own, which the script imports in main()
 

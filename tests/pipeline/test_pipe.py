@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from grader.compare import Expected, check
 from grader.grading import Grade
 from grader.in_rank import in_rank
 from grader.ranks.outcome import Result
+from grader.wire.values import Fields
 from tests.pipeline import pipe_shared as shared
 from tests.pipeline.pipe_shared import IN_RANK, Watched, split_sizes
 
@@ -55,11 +57,11 @@ def layer_of(weight: Any, bias: Any) -> Any:
 
 
 @in_rank(uses=[IN_RANK, layer_of], preload=["steps"], join=False)
-def pipe(context: Context, lesson: Any, inputs: Any) -> Any:
+def pipe(context: Context, lesson: ModuleType, inputs: Fields) -> object:
     """Return the output and the gradients of its weighted sum for each call of a whole Pipe."""
     from pipeline.partition import WithDevice
 
-    def step(x: torch.Tensor, loss_weight: torch.Tensor) -> dict[str, Any]:
+    def step(x: torch.Tensor, loss_weight: torch.Tensor) -> Fields:
         """Return output and gradients of one call of the pipe."""
         whole.zero_grad()
         context.during = "calling the pipe"
@@ -130,7 +132,7 @@ class Whole:
         self.expected = [plain(weights, biases, x, r) for x, r in zip(batches, loss_weights, strict=True)]
         inputs = {"weights": weights, "biases": biases, "batches": batches, "loss_weights": loss_weights}
         cycles = [(count, stages) for count in {*counts}]
-        arguments: dict[str, Any] = {
+        arguments: Fields = {
             "split_size": split_size,
             "meet": list(meet),
             "sizes": cycles,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from common.grid import draw_schedule
 from grader.grading import Grade
 from grader.in_rank import in_rank, run
 from grader.ranks.phrases import short
+from grader.wire.values import Fields
 
 if TYPE_CHECKING:  # what a function finds in a rank
     from grader.inside.tools import Context
@@ -79,7 +81,7 @@ def cycles_of(schedule: Any, clocks: int, most: int) -> Any:
 
 
 @in_rank(uses=[limited, pairs_of, cycles_of], join=False)
-def schedules(context: Context, lesson: Any, inputs: Any) -> Any:
+def schedules(context: Context, lesson: ModuleType, inputs: Fields) -> object:
     """Yield the schedule of each size, if a second call returns the same."""
     for m, n in context.arguments["sizes"]:
         context.during = f"_clock_cycles({m}, {n})"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -71,7 +72,7 @@ def described(result: Any, leaves: list[Any]) -> Any:
 
 
 @in_rank(uses=[built, inventory, described], join=False)
-def split(context: Context, lesson: Any, inputs: Any) -> Any:
+def split(context: Context, lesson: ModuleType, inputs: Fields) -> object:
     """Yield what _split_module returns for each model, and what it changes."""
     for number, layers in enumerate(context.arguments["models"]):
         leaves: list[Any] = []

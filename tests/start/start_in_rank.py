@@ -21,6 +21,8 @@ import torch
 import torch.distributed as dist
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from grader.wire.values import Fields
+
 if TYPE_CHECKING:  # what it finds in a rank
     from grader.inside.tools import Context
 
@@ -43,7 +45,7 @@ def watch_joins() -> None:
     setattr(multiprocessing.process.BaseProcess, "join", watched)  # noqa: B010 (mypy: a method is not assigned to)
 
 
-def make_work(arguments: dict[str, Any]) -> Callable[[int, object], None]:
+def make_work(arguments: Fields) -> Callable[[int, object], None]:
     """Return a work() that notes its arguments, and whether all other workers run at the same time.
 
     Arguments: workers (how many), slowest (the rank that works longest), patience (seconds in which all processes must
@@ -66,7 +68,7 @@ def make_work(arguments: dict[str, Any]) -> Callable[[int, object], None]:
     return work
 
 
-def notes_of_workers(here: int) -> dict[str, Any]:
+def notes_of_workers(here: int) -> Fields:
     """Return what the workers have noted; `here` is the script's own process."""
     started = [path.name.split(".") for path in Path().glob("started.*")]
     return {
@@ -106,7 +108,7 @@ def save_tiny_gpt2(context: Context) -> None:
 
     load.quiet_transformers()  # no progress bars in the output for the student
     torch.manual_seed(context.arguments["model_seed"])
-    sizes: dict[str, Any] = {"vocab_size": 64, "n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 16}
+    sizes: Fields = {"vocab_size": 64, "n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 16}
     sizes |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
     GPT2LMHeadModel(GPT2Config(bos_token_id=0, eos_token_id=0, **sizes)).save_pretrained("pretrained")
 

@@ -6,6 +6,7 @@ numbers of which each rank knows only its own, and every rank must receive the s
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -18,6 +19,7 @@ from grader.in_rank import in_rank, run_to_any_end
 from grader.ranks.calls import Call
 from grader.ranks.outcome import Result
 from grader.wire import drawn
+from grader.wire.values import Fields
 from tests.training import loop_shared
 
 if TYPE_CHECKING:  # what a function finds in a rank
@@ -91,7 +93,7 @@ def sums_over_group(own: Tensor) -> list[Tensor]:
     uses=["tests/training/config_in_rank.py", set_environment, refuse_to_join, sums_over_group], preload=["scripts"],
     first="refuse_to_join", join=False,
 )  # fmt: skip
-def join_group(context: Context, lesson: Any, inputs: Any) -> dict[str, Any]:
+def join_group(context: Context, lesson: ModuleType, inputs: Any) -> Fields:
     """Call join(config), or setup(rank, world_size, backend), and return what it leaves."""
     import os
 
@@ -124,7 +126,7 @@ def check_joined(grade: Grade, calls: str, setting: JoinSetting) -> None:
     config = {"master_ip": setting.host, "master_port": int(setting.port), "backend": setting.backend}
     environment = setting.already_set | (OF_ANOTHER[calls] if setting.of_another else {})
     numbers = [drawn.generator(grade.seed, 6, setting.ranks, rank).normal(size=3) for rank in range(setting.ranks)]
-    arguments: dict[str, Any] = {"calls": calls, "config": config, "environment": environment}
+    arguments: Fields = {"calls": calls, "config": config, "environment": environment}
     result = run_to_any_end(grade, join_group, numbers, fails=False, **arguments)
     for rank, call in enumerate(calls_of_joining(grade, result)):
         check_call(grade, rank, call, calls, setting)

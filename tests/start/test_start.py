@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from grader.compare import Expected, check
 from grader.grading import Grade
 from grader.in_rank import in_rank, run, run_alone, run_to_any_end
 from grader.verdicts import builds_on, last_words, not_attempted
+from grader.wire.values import Fields
 from tests.training import loop_shared, small_models
 
 if TYPE_CHECKING:  # what a function finds in a rank
@@ -48,7 +50,7 @@ LOSS_ERROR = 1e-4  # relative: workers add gradients up in another order than on
 
 
 @in_rank(uses=[IN_RANK], preload=PRELOAD, join=False, allows=["processes"])
-def start_workers(context: Context, lesson: Any, inputs: Any) -> dict[str, Any]:
+def start_workers(context: Context, lesson: Any, inputs: Fields) -> Fields:
     """Call start_workers(config), with work() replaced, and return what its processes have noted."""
     from dataclasses import fields
 
@@ -61,7 +63,7 @@ def start_workers(context: Context, lesson: Any, inputs: Any) -> dict[str, Any]:
     watch_joins()
     start_afresh(lesson, lambda: setattr(lesson, "work", work))
     lesson.work = work
-    values: dict[str, Any] = {field.name: None for field in fields(Gpt2Config)}
+    values: Fields = {field.name: None for field in fields(Gpt2Config)}
     values |= {"join_seconds": 300.0, "hang_seconds": 300.0}  # a join may have one of them as its time limit
     returned = lesson.start_workers(Gpt2Config(**values | {"world_size": context.arguments["workers"]}))
     running = multiprocessing.active_children()
@@ -75,7 +77,7 @@ def start_workers(context: Context, lesson: Any, inputs: Any) -> dict[str, Any]:
 @in_rank(
     uses=[IN_RANK], preload=PRELOAD, first="replace_surroundings", join=False, allows=["processes", "network"]
 )  # fmt: skip
-def run_script(context: Context, lesson: Any, inputs: Any) -> dict[str, Any]:
+def run_script(context: Context, lesson: ModuleType, inputs: Fields) -> Fields:
     """Run main() on two workers. Return its error, and the losses in their records. What surrounds the script:
     replace_surroundings."""
     from common.errors import InputError
@@ -91,7 +93,7 @@ def run_script(context: Context, lesson: Any, inputs: Any) -> dict[str, Any]:
 
 
 @in_rank(uses=[IN_RANK], preload=PRELOAD, join=False)
-def train_alone(context: Context, lesson: Any, inputs: Any) -> list[float]:
+def train_alone(context: Context, lesson: ModuleType, inputs: Any) -> list[float]:
     """Return the losses of one worker that trains on all blocks in every step. Runs beside no student's file."""
     from common.arguments import parse_gpt2_arguments
     from common.optim import build_optimizer
@@ -195,7 +197,7 @@ def test_the_script_trains_on_two_workers(grade: Grade) -> None:
     check_started(grade, 3, 0)  # wrongly started, the script's workers would wait for each other first
     slowness = grade.session.slowness
     blocks = small_models.examples(grade.number("blocks", 1 << 30), BLOCKS + 8)[0]
-    arguments: dict[str, Any] = {
+    arguments: Fields = {
         "model_seed": grade.number("gpt2", 1 << 30),
         "blocks": BLOCKS,
         "steps": STEPS,

@@ -6,6 +6,7 @@ also compute the same logits: token ids, and a head that replaces its new head, 
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from grader.arithmetic import Tolerance, difference
 from grader.compare import Expected, check
 from grader.grading import Grade
 from grader.in_rank import in_rank, run, run_alone
+from grader.wire.values import Fields
 
 if TYPE_CHECKING:  # what a function finds in a rank
     from grader.inside.tools import Context, copy_of, nn, torch, unchanged
@@ -58,7 +60,7 @@ def save_tiny_bert(context: Context) -> Any:
     return model
 
 
-def describe(model: Any, settings: list[str]) -> dict[str, Any]:
+def describe(model: Any, settings: list[str]) -> Fields:
     """Return what the model of load_model() has; None or nothing for parts that it does not have."""
     body, head = getattr(model, "bert", None), getattr(model, "classifier", None)
     weights = body.state_dict() if body is not None else {}
@@ -85,7 +87,7 @@ def logits_of(model: Any, ids: torch.Tensor, head: torch.Tensor, bias: torch.Ten
 
 
 @in_rank(uses=[CONFIG, save_tiny_bert, describe, logits_of], preload=PRELOAD, join=False)
-def load_model(context: Context, lesson: Any, inputs: Any) -> Any:
+def load_model(context: Context, lesson: ModuleType, inputs: Fields) -> object:
     """Call load_model() as main() does, with the seeds 1, 2 and 1; yield what each model has."""
     from transformers import BertConfig
 
@@ -111,7 +113,7 @@ def load_model(context: Context, lesson: Any, inputs: Any) -> Any:
 
 
 @in_rank(uses=[save_tiny_bert], preload=PRELOAD, join=False)
-def drawn_next(context: Context, lesson: Any, inputs: Any) -> Any:
+def drawn_next(context: Context, lesson: ModuleType, inputs: Fields) -> object:
     """Yield what is drawn after a BERT with a head is loaded, with the same seeds. Runs beside no student's file."""
     from transformers import AutoModelForSequenceClassification
 
@@ -125,7 +127,7 @@ def drawn_next(context: Context, lesson: Any, inputs: Any) -> Any:
 
 
 @in_rank(uses=[save_tiny_bert], preload=PRELOAD, join=False)
-def pretrained(context: Context, lesson: Any, inputs: Any) -> dict[str, Any]:
+def pretrained(context: Context, lesson: ModuleType, inputs: Fields) -> Fields:
     """Return the saved weights, and what BERT without a head computes for ids. Runs beside no student's file."""
     model = save_tiny_bert(context)
     weights = {name: tensor.clone() for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
@@ -140,7 +142,7 @@ def checkpoint_seed(grade: Grade) -> int:
     return int(np.random.default_rng([grade.seed, 5]).integers(1 << 30))
 
 
-def saved(grade: Grade, ids: np.ndarray, vocabulary: int = VOCABULARY) -> dict[str, Any]:
+def saved(grade: Grade, ids: np.ndarray, vocabulary: int = VOCABULARY) -> Fields:
     """Return the weights of the checkpoint, and what BERT without a head computes for ids (B, T): (B, D)."""
     arguments = {"checkpoint_seed": checkpoint_seed(grade), "vocabulary": vocabulary}
     return dict(run_alone(grade, pretrained, [ids], **arguments)[0])
@@ -154,15 +156,15 @@ def draw(grade: Grade) -> tuple[dict[str, np.ndarray], dict[str, float]]:
     return inputs, {name: round(float(settings.uniform(0.2, 0.4)), 3) for name in SETTINGS}
 
 
-def loaded(grade: Grade, task: str) -> list[dict[str, Any]]:
+def loaded(grade: Grade, task: str) -> list[Fields]:
     """Return what the models of three calls of load_model() have."""
     inputs, settings = draw(grade)
     seed = checkpoint_seed(grade)
-    arguments: dict[str, Any] = {"task": task, "settings": settings, "checkpoint_seed": seed, "vocabulary": VOCABULARY}
+    arguments: Fields = {"task": task, "settings": settings, "checkpoint_seed": seed, "vocabulary": VOCABULARY}
     return list(run(grade, load_model, [inputs], **arguments).values[0])
 
 
-def check_logits(grade: Grade, got: dict[str, Any], task: str) -> None:
+def check_logits(grade: Grade, got: Fields, task: str) -> None:
     """Check that the model computes what BERT with the saved weights and the drawn head does."""
     inputs, labels = draw(grade)[0], LABELS[task]
     right = saved(grade, inputs["ids"])["pooled"] @ inputs["head"][:labels].T + inputs["bias"][:labels]

@@ -13,6 +13,8 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Subset  # noqa: F401 (DataLoader: for what is sent beside this file)
 
+from grader.wire.values import Fields
+
 MORE_THAN_ANY = 200  # more than all examples, batches or partitions: if a program gives so many, it never ends
 
 
@@ -43,7 +45,7 @@ class Owned:
         self._items, self._sizes = list(data.items), list(sizes)
         self._generators = generators()
 
-    def changed(self) -> dict[str, Any]:
+    def changed(self) -> Fields:
         """Return whether the data changed, the sizes if they did, and the names of generators that moved."""
         now = generators()
         return {
@@ -53,7 +55,7 @@ class Owned:
         }
 
 
-def generators() -> dict[str, Any]:
+def generators() -> Fields:
     """Return the states of the global random generators, by the names under which programs use them."""
     states = {"random": random.getstate(), "numpy.random": pickle.dumps(np.random.get_state())}
     return states | {"torch": torch.get_rng_state().tolist()}

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import pytest
 from grader.grading import Grade
 from grader.in_rank import in_rank
 from grader.verdicts import Crashed
+from grader.wire.values import Fields
 from tests.task2b import test_partitions
 from tests.task2b.mixing import check_mixed
 from tests.task2b.test_partitions import IN_RANK, check_unchanged, numbered, on_data
@@ -42,14 +44,14 @@ LOADS: dict[Setting, int] = {
     (17, 4, 2): 4, (7, 3, 1): 3, (8, 4, 1): 2,
 }  # fmt: skip
 MANY = (180, 12)  # examples and total batch: enough to see whether they were shuffled
-Loaded = dict[str, Any]  # what one rank returns, see loaded()
+Loaded = Fields  # what one rank returns, see loaded()
 NO_BATCH: Loaded = {"instead": "", "batches": [], "again": [], "changed": {"data": False, "generators": []}}
 
 
 # --- what a rank does; its inputs are the texts of its data ---
 
 
-def loaded(lesson: Any, inputs: Any, batch: int, collates: bool, place: dict[str, int]) -> dict[str, Any]:
+def loaded(lesson: ModuleType, inputs: Any, batch: int, collates: bool, place: dict[str, int]) -> Fields:
     """Return what partition_dataset returns, and the batches of two epochs."""
     collated: list[int] = []
 
@@ -80,7 +82,7 @@ def loaded(lesson: Any, inputs: Any, batch: int, collates: bool, place: dict[str
 
 
 @in_rank(uses=[IN_RANK, loaded])
-def load(context: Context, lesson: Any, inputs: Any) -> Any:
+def load(context: Context, lesson: Any, inputs: Any) -> object:
     """Yield what partition_dataset gives this rank of a process group for each of `cases`, a number of examples and a
     total batch. `given`: partitions that it must use."""
     arguments = context.arguments
@@ -94,7 +96,7 @@ def load(context: Context, lesson: Any, inputs: Any) -> Any:
 
 
 @in_rank(uses=[IN_RANK, loaded], join=False)
-def load_for_each(context: Context, lesson: Any, inputs: Any) -> Any:
+def load_for_each(context: Context, lesson: ModuleType, inputs: Fields) -> object:
     """Yield what partition_dataset gives each rank that is passed to it, without a process group."""
     arguments = context.arguments
     for rank in range(arguments["workers"]):

@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from itertools import islice, pairwise
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from grader.grading import Grade
 from grader.in_rank import in_rank, run
 from grader.wire import drawn
 from grader.wire.request import RankFunction
+from grader.wire.values import Fields
 from tests.task2b.mixing import check_mixed, check_orders_differ
 
 if TYPE_CHECKING:  # what a function finds in a rank
@@ -58,7 +60,7 @@ UNSEEDED = (
 
 
 @in_rank(uses=[IN_RANK], join=False)
-def partition(context: Context, lesson: Any, inputs: Any) -> Any:
+def partition(context: Context, lesson: ModuleType, inputs: Any) -> object:
     """Return the examples of Partition(data, index), one by one and in a loop."""
     for kind in (list, tuple, np.array):
         index: Any = kind(context.arguments["index"])
@@ -81,7 +83,7 @@ def partition(context: Context, lesson: Any, inputs: Any) -> Any:
 
 
 @in_rank(uses=[IN_RANK], join=False)
-def partitioners(context: Context, lesson: Any, inputs: Any) -> Any:
+def partitioners(context: Context, lesson: ModuleType, inputs: Any) -> object:
     """Yield, for each of `cases`, a number of examples and the sizes: the partitions for several seeds, and those of
     two later partitioners, one of them for more data."""
     arguments = context.arguments
@@ -101,7 +103,7 @@ def partitioners(context: Context, lesson: Any, inputs: Any) -> Any:
 
 
 @in_rank(uses=[IN_RANK], join=False)
-def use(context: Context, lesson: Any, inputs: Any) -> Any:
+def use(context: Context, lesson: ModuleType, inputs: Any) -> object:
     """Yield, for each of `cases`, the examples of use(k) for every partition, in two rounds, and the partitions before
     and after."""
     for length, sizes in context.arguments["cases"]:
@@ -142,7 +144,7 @@ def numbered(grade: Grade, value: Any) -> Any:
     return number(value)
 
 
-def partitions(grade: Grade, cases: Sequence[Case], seeds: list[int], noise: int = 0) -> list[dict[str, Any]]:
+def partitions(grade: Grade, cases: Sequence[Case], seeds: list[int], noise: int = 0) -> list[Fields]:
     """Return what `partitioners` gives in each case; its partitions are lists of indices."""
     arguments = {"more": MORE, "cases": list(cases), "seeds": seeds, "noise": noise}
     (results,) = on_data(grade, partitioners, 1, max(length for length, _ in cases) + MORE, **arguments)
@@ -166,7 +168,7 @@ def draw_seeds(grade: Grade, count: int) -> list[int]:
     return [int(seed) for seed in grade.draw.choice(10**6, count, replace=False)]
 
 
-def check_unchanged(grade: Grade, changed: dict[str, Any], of: str) -> None:
+def check_unchanged(grade: Grade, changed: Fields, of: str) -> None:
     """Fail if a call has changed the caller's data, or moved a global random generator."""
     if changed["data"]:
         grade.fail(f"{of} changes the data set itself: shuffle a list of indices, not the data")

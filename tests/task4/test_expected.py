@@ -8,6 +8,7 @@ hold all examples, and one fewer would not.
 from __future__ import annotations
 
 import math
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import pytest
 from grader.compare import check
 from grader.grading import Grade
 from grader.in_rank import in_rank, run
+from grader.wire.values import Fields
 from tests.ring_messages import messages_of_each
 from tests.task4.test_traffic import BYTES, FLAGS, value_of
 
@@ -30,7 +32,7 @@ FILE = "task4_traffic/expected.py"
 
 
 @in_rank(preload=["scripts"], join=False)
-def gradient_bytes(context: Context, lesson: Any, inputs: Any) -> list[float]:
+def gradient_bytes(context: Context, lesson: ModuleType, inputs: Fields) -> list[float]:
     """Return gradient_bytes of a model with a tied, a frozen and an unused tensor, for every dtype."""
     arguments, parameters = context.arguments, []
     for k, shape in enumerate(arguments["shapes"]):
@@ -42,7 +44,7 @@ def gradient_bytes(context: Context, lesson: Any, inputs: Any) -> list[float]:
 
 
 @in_rank(preload=["scripts"], join=False)
-def call_in_each_case(context: Context, lesson: Any, inputs: Any) -> Any:
+def call_in_each_case(context: Context, lesson: ModuleType, inputs: Fields) -> object:
     """Yield what the student's function returns in each case: a number, or Traffic as [sent, received]."""
     for traffic, *case in context.arguments["cases"]:
         first = [lesson.Traffic(*traffic)] if isinstance(traffic, list) else [traffic]
@@ -73,7 +75,7 @@ def check_gradient_bytes(grade: Grade) -> None:
     shapes = [(rows,), (rows, 2), (2, rows, 2), (rows, 8), (16, rows), ()]  # no two sums of these are equal
     count = [math.prod(shape) for shape in shapes]
     frozen, unused, tied = 1, 3, 4
-    arguments: dict[str, Any] = {"shapes": shapes, "frozen": frozen, "unused": unused, "tied": tied}
+    arguments: Fields = {"shapes": shapes, "frozen": frozen, "unused": unused, "tied": tied}
     (values,) = run(grade, gradient_bytes, [{}], dtypes=list(BYTES), **arguments).values
     for (dtype, size), got in zip(BYTES.items(), values, strict=True):
         right = size * (sum(count) - count[frozen] - count[unused])
@@ -107,7 +109,7 @@ def whole(got: float, right: int) -> float:
     return right if abs(got - right) <= 1 else round(got)
 
 
-def check_traffic(grade: Grade, what: str, got: list[float], right: int, mistakes: dict[str, Any]) -> None:
+def check_traffic(grade: Grade, what: str, got: list[float], right: int, mistakes: Fields) -> None:
     """Check the bytes that a worker sends and receives: both must be `right`."""
     names = [f"{what}, bytes {way}" for way in ("sent", "received")]
     mistakes = mistakes | {"that is sent plus received": 2 * right, BITS: 8 * right}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -20,7 +21,7 @@ from grader.in_rank import in_rank, run
 from grader.ranks.calls import Call
 from grader.ranks.outcome import Result
 from grader.wire import drawn
-from grader.wire.values import item_bytes
+from grader.wire.values import Fields, item_bytes
 from tests.gradients import test_averaging as averaging
 from tests.gradients.test_averaging import LARGE, ODD, PLAIN, AveragingSetting, Gradients
 
@@ -61,7 +62,7 @@ def report_entries(context: Context) -> None:
 
 
 @in_rank(uses=[as_text, report_entries], first="report_entries", preload=["scripts"])
-def average_and_record(context: Context, lesson: Any, inputs: Any) -> Any:
+def average_and_record(context: Context, lesson: ModuleType, inputs: Fields) -> object:
     """Call the student's function on this rank's gradients; yield what it leaves, and `sent`, after each iteration."""
     arguments, weight, sent = context.arguments, inputs["weight"], context.arguments["sent"]
     context.scatter()
@@ -147,7 +148,7 @@ def check_entries(grade: Grade, where: str, entries: list[dict[str, str]], sent:
     for number, sending in enumerate(sent, 1):
         right = entry_of(sending.call)
         elements, first = int(right["elements"]), str(next(iter(sending.call.shape), 1))
-        mistakes: dict[str, dict[str, Any]] = {
+        mistakes: dict[str, Fields] = {
             "dtype": {of_gradient: "float32", f"that is what was asked for, but not what is sent: {CONVERT}": dtype},
             "elements": {f"that is the first dimension of {right['shape']}: use numel()": first},
             "bytes": {

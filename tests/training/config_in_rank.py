@@ -7,8 +7,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from grader.wire.values import Fields
+
 # The graders' optimizer ignores weight_decay and warmup_steps. If a loop applies them itself, its values are wrong.
-DEFAULTS: dict[str, Any] = {
+DEFAULTS: Fields = {
     "output_dir": Path("out"), "overwrite_output_dir": True, "model_name_or_path": "", "tokenizer_name": "",
     "data_dir": None, "weight_decay": 0.1, "adam_epsilon": 1e-8, "warmup_steps": 2, "max_steps": 0, "dropout": None,
     "no_cuda": True, "profile": False, "timeline": 0, "check_gradients": False, "backend": "gloo",
@@ -34,10 +36,10 @@ def make_config(context: Any, kind: str, **values: object) -> Any:
 def watch_record(context: Any, record: Any) -> None:
     """Let a record note every loss and all metrics that it gets, and the type of each that is no number."""
 
-    def loss(value: Any = None, *_: object) -> dict[str, Any]:
+    def loss(value: Any = None, *_: object) -> Fields:
         return {"value": number(value), "type": type_unless(value, int, float)}
 
-    def evaluation(epoch: Any = None, metrics: Any = None, *_: object) -> dict[str, Any]:
+    def evaluation(epoch: Any = None, metrics: Any = None, *_: object) -> Fields:
         metrics = metrics if isinstance(metrics, dict) else {}
         return {
             "epoch": epoch if isinstance(epoch, int) else -1,

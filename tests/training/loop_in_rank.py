@@ -20,6 +20,8 @@ from torch.nn.functional import cross_entropy, mse_loss
 from torch.optim.lr_scheduler import LambdaLR
 from transformers.modeling_outputs import CausalLMOutput, SequenceClassifierOutput
 
+from grader.wire.values import Fields
+
 if TYPE_CHECKING:  # what a function finds in a rank
     from grader.inside.tools import Context, copy_of, surroundings
     from tests.training.config_in_rank import make_config, watch_record
@@ -31,7 +33,7 @@ Weights = dict[str, Tensor]
 # --- models ---
 
 
-def by_name(parameters: Iterable[Any]) -> dict[str, Any]:
+def by_name(parameters: Iterable[Any]) -> Fields:
     """Return parameters by the names of their drawn weights, however many wrappers are around the model."""
     return {parameter.drawn_as: parameter for parameter in parameters if hasattr(parameter, "drawn_as")}
 
@@ -61,7 +63,7 @@ class SmallModel(nn.Module):
     """A model that notes every forward and backward pass."""
 
     note: Callable[..., None]  # Context.event; of the class, so that a model can be copied
-    left: ClassVar[dict[str, Any]] = {}  # what the random generators were after the latest forward
+    left: ClassVar[Fields] = {}  # what the random generators were after the latest forward
 
     def note_forward(self, ids: Tensor) -> None:
         """Note which examples these are, by their first token, the mode, a number that dropout would draw, and which
@@ -190,7 +192,7 @@ def watch_library(context: Context) -> None:
         context.event("build", steps_per_epoch=steps_per_epoch)
         return LambdaLR(optimizer, lambda step: 1 / (1 + step))
 
-    def clip(parameters: Any, max_norm: Any, *_: Any, **__: Any) -> dict[str, Any]:
+    def clip(parameters: Any, max_norm: Any, *_: Any, **__: Any) -> Fields:
         return {"gradients": gradients(), "limit": float(max_norm)}
 
     optim.build_optimizer, optim.build_schedule = build_optimizer, build_schedule  # type: ignore[assignment]
@@ -206,7 +208,7 @@ def watch_library(context: Context) -> None:
 MODELS: dict[str, Callable[[Weights], Any]] = {"glue": Classifier, "gpt2": LanguageModel}  # script -> model
 
 
-def run_train(context: Context, lesson: Any, inputs: Any) -> None:
+def run_train(context: Context, lesson: Any, inputs: Fields) -> None:
     """Call train() of a script as its main() does. Arguments: script, config, and what its data needs, see below."""
     from common.record import Record
     from common.workers.process_group import Worker
@@ -231,7 +233,7 @@ def run_train(context: Context, lesson: Any, inputs: Any) -> None:
     lesson.train(config, worker, model, *data, record)
 
 
-def glue_data(context: Context, config: Any, inputs: Any) -> tuple[Any, ...]:
+def glue_data(context: Context, config: Any, inputs: Fields) -> tuple[Any, ...]:
     """Return the data of a run_glue.py: the first examples, as many as the argument `train` says, train."""
     from common.data.glue import TASKS, Features, GlueData
 
@@ -243,7 +245,7 @@ def glue_data(context: Context, config: Any, inputs: Any) -> tuple[Any, ...]:
     return (GlueData(TASKS[config.task_name], features(slice(train)), features(slice(train, None))),)
 
 
-def gpt2_data(context: Context, config: Any, inputs: Any) -> tuple[Any, ...]:
+def gpt2_data(context: Context, config: Any, inputs: Fields) -> tuple[Any, ...]:
     """Return a loader and the validation blocks; all blocks if the script makes its loader (without `loaded`)."""
     blocks: Any = list(inputs["ids"])
     validation = list(inputs["validation"])

@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ from grader.grading import Grade
 from grader.in_rank import in_rank, run_to_any_end
 from grader.ranks.calls import Call, Event
 from grader.ranks.outcome import RankResult, Result
+from grader.wire.values import Fields
 from tests.training import reference, small_models
 from tests.training.reference import Arrays, clipped, mean, norm
 
@@ -52,7 +54,7 @@ CHANGED_LOSS = "a collective changes the recorded loss: it works in place, also 
 
 
 @in_rank(uses=IN_RANK, preload=PRELOAD, first="watch_library")
-def call_train(context: Context, lesson: Any, inputs: Any) -> None:
+def call_train(context: Context, lesson: ModuleType, inputs: Fields) -> None:
     run_train(context, lesson, inputs)
 
 
@@ -80,7 +82,7 @@ class OptimizerStep:
     calls: list[Call] = field(default_factory=list)
     clips: list[Event] = field(default_factory=list)
     uses_dev_set: bool = False  # with gradients
-    data: dict[str, Any] = field(default_factory=dict)
+    data: Fields = field(default_factory=dict)
     where: str = ""
 
     @property
@@ -95,7 +97,7 @@ class Evaluation:
     steps_before: int
     examples: list[int] = field(default_factory=list)
     in_train_mode: bool = False
-    recorded: dict[str, Any] | None = None
+    recorded: Fields | None = None
 
 
 @dataclass
@@ -105,7 +107,7 @@ class TrainingTrace:
     steps: list[OptimizerStep] = field(default_factory=list)
     unfinished: OptimizerStep = field(default_factory=OptimizerStep)
     evaluations: list[Evaluation] = field(default_factory=list)
-    losses: list[dict[str, Any]] = field(default_factory=list)
+    losses: list[Fields] = field(default_factory=list)
     events: dict[str, list[Event]] = field(default_factory=dict)  # all others, by name
 
     @property
@@ -359,7 +361,7 @@ def glue(
     """
     classes = CLASSES[task]
     weights = small_models.classifier(grade.seed, train + dev, classes)
-    inputs: list[dict[str, Any]] = []
+    inputs: list[Fields] = []
     for rank in range(ranks):
         parts = [
             small_models.examples(grade.seed, count, first, rank, classes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from grader.grading import Grade
 from grader.in_rank import in_rank, run
 from grader.ranks.calls import Call, Event
 from grader.ranks.outcome import RankResult, Result
+from grader.wire.values import Fields
 from tests.gradients import test_averaging as averaging
 from tests.training import loop_shared, reference, small_models
 from tests.training.loop_shared import CLIP, IN_RANK, PRELOAD, SLACK, Training, glue, gpt2, must_step, tolerance
@@ -33,7 +35,7 @@ HOOKS = "torch.distributed.algorithms.ddp_comm_hooks."
 
 
 @in_rank(uses=IN_RANK, preload=PRELOAD, first="watch_library")
-def wrap(context: Context, lesson: Any, inputs: Any) -> Any:
+def wrap(context: Context, lesson: ModuleType, inputs: Fields) -> object:
     """Return what one backward pass through the wrapped model leaves, and what wrap() has changed."""
     from common.workers.process_group import Worker
 
@@ -53,7 +55,7 @@ def wrap(context: Context, lesson: Any, inputs: Any) -> Any:
 # --- wrap(), called alone ---
 
 
-def draw(grade: Grade, script: str, rank: int, ranks: int) -> tuple[dict[str, Any], reference.Arrays]:
+def draw(grade: Grade, script: str, rank: int, ranks: int) -> tuple[Fields, reference.Arrays]:
     """Return the inputs of a rank, and the gradients that its own examples give."""
     ids, labels = small_models.examples(grade.seed, EXAMPLES, EXAMPLES * rank, rank)
     if script == "glue":
@@ -90,7 +92,7 @@ def check_wrapped(grade: Grade, script: str) -> None:
         expected: dict[Any, Expected] = {}
         for rank in range(ranks):
             for name, right in reference.mean(own).items():
-                mistakes: dict[str, Any] = {
+                mistakes: Fields = {
                     "a parameter has no gradient: is it frozen, or not part of the wrapped module?": None
                 }
                 if ranks > 1:

@@ -15,6 +15,7 @@ import pytest
 from grader.arithmetic import Tolerance, common_factor
 from grader.compare import Expected, check
 from grader.grading import Grade
+from grader.wire.values import Fields
 from tests.gradients import test_averaging as averaging
 from tests.training import loop_shared as loop
 from tests.training import reference
@@ -72,7 +73,7 @@ def cause_of_gradients(batch: Batch, right: Mapping[str, np.ndarray], loss: floa
 
 def check_backward(training: Training, batches: Sequence[Batch]) -> None:
     """Check that every batch adds its own gradient to the one that was there, by a backward pass of its loss."""
-    before: dict[str, Any] = {}
+    before: Fields = {}
     if not batches:
         raise training.grade.lacking(training.result, "train() took no step: expected one for every batch")
     for number, batch in enumerate(batches, 1):

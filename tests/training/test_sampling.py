@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from grader.arithmetic import proportional
 from grader.grading import Grade
 from grader.in_rank import in_rank, run_alone
+from grader.wire.values import Fields
 from tests.training import loop_shared
 from tests.training.loop_shared import CLIP, SMALL, Training, check_noise, glue, must_have_batches, must_step
 
@@ -107,7 +109,7 @@ def check_batch_size(training: Training, batch: int) -> None:
 
 
 @in_rank(join=False)
-def draw_orders(context: Context, lesson: Any, inputs: Any) -> list[list[int]]:
+def draw_orders(context: Context, lesson: ModuleType, inputs: Fields) -> list[list[int]]:
     """Return the order of every epoch on one worker, see common/data/samplers.py. Runs beside no student's file."""
     a = context.arguments
     seeds = range(a["seed"], a["seed"] + a["epochs"])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -70,7 +71,7 @@ def prepare_script(context: Context) -> None:
     process_group.process_group, record.Record = group, WatchedRecord  # type: ignore[assignment, misc]
 
 
-def run_main(context: Context, lesson: Any) -> None:
+def run_main(context: Context, lesson: ModuleType) -> None:
     """Run main(), with its own AdamW and without dropout. Arguments: config_seed, rate, batch (of a worker), epochs."""
     a = context.arguments
     torch.manual_seed(10 * context.world_size + context.rank)  # another state on every rank: only --seed may decide

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from grader.grading import Grade
 from grader.in_rank import in_rank, run, run_alone
 from grader.ranks.calls import Event
 from grader.ranks.outcome import Result
+from grader.wire.values import Fields
 from tests.gradients.test_averaging import BY_HAND
 from tests.task1.test_bert import checkpoint_seed, save_tiny_bert, saved
 from tests.training import small_models
@@ -42,14 +44,14 @@ RATE, LIMIT = 2e-3, 1.0  # the clipping limit is the scripts' default
 SAME = 1e-5
 VOCABULARY = small_models.SHARED_TOKENS + TRAIN + DEV
 EVALUATION = "region 1.4 in this file: "
-Arrays = dict[str, Any]
+Arrays = Fields
 
 
 # --- what a rank does ---
 
 
 @in_rank(uses=[CONFIG, save_tiny_bert, SCRIPT], preload=PRELOAD, first="prepare_script", join=False)
-def run_script(context: Context, lesson: Any, inputs: Any) -> None:
+def run_script(context: Context, lesson: ModuleType, inputs: Fields) -> None:
     run_main(context, lesson)
 
 
@@ -67,7 +69,7 @@ def adamw(a: Any, weights: Any, gradients: Any, moments: Any, number: int) -> No
 
 
 @in_rank(uses=[save_tiny_bert, adamw], preload=PRELOAD, join=False)
-def train_alone(context: Context, lesson: Any, inputs: Any) -> dict[str, Any]:
+def train_alone(context: Context, lesson: ModuleType, inputs: Fields) -> Fields:
     """Return losses (steps, ranks) and dev logits (epochs, ranks, dev, labels). Loads no student's file.
 
     It trains on the same examples as the ranks (argument `steps`: [step][rank] -> examples). inputs: weights to start
@@ -150,7 +152,7 @@ class ScriptRun:
     def __init__(self, grade: Grade, ranks: int) -> None:
         self.grade, self.ranks, self.seed = grade, ranks, grade.number("script", 1000)
         self.inputs = [self.draw(rank) for rank in range(ranks)]
-        self.common: dict[str, Any] = {
+        self.common: Fields = {
             "checkpoint_seed": checkpoint_seed(grade), "vocabulary": VOCABULARY, "rate": RATE, "train": TRAIN,
         }  # fmt: skip
         arguments = {"batch": BATCH // ranks, "epochs": EPOCHS, "config_seed": self.seed, **self.common}

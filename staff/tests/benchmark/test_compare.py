@@ -1,0 +1,166 @@
+"""benchmark.compare: a table of real rounds with a strategy that is wrong, and two results side by side."""
+
+import csv
+import json
+import statistics
+import sys
+from dataclasses import replace
+
+import pytest
+
+from benchmark.arguments import parse
+from benchmark.compare import add_flags
+from benchmark.measure.comparison import evaluate, notes_of, read_rounds
+from benchmark.measure.two_results import compare_results
+from benchmark.strategies import Label
+from common.errors import InputError
+from common.paths import ROOT
+from staff.tests.workers import group
+
+pytestmark = [
+    pytest.mark.medium,
+    pytest.mark.skipif(sys.platform != "linux", reason="starts workers with gloo"),
+]
+# A user's own model, whose file breaks the strategy own_ring: no gradient is averaged.
+BROKEN_RING = """
+from benchmark.engines import own
+from benchmark.example_model import build, metric
+own.average_gradients = lambda model: None
+"""
+WARM_UP = 3
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    """The folder that compare has written on two workers, its exit codes, and what the first worker has printed."""
+    folder = tmp_path_factory.mktemp("compare")
+    (folder / "model.py").write_text(BROKEN_RING)
+    words = ["--model", f"{folder / 'model.py'}:build", "--strategies", "fsdp,own_ring", "--max_steps", 10]
+    codes = group(ROOT / "benchmark" / "compare.py", 2, folder, *words)
+    return folder / "run", codes, (folder / "log0.txt").read_text()
+
+
+@pytest.fixture
+def rounds(compared):
+    return read_rounds(compared[0] / "rounds.json")
+
+
+@pytest.fixture
+def settings(compared):
+    words = [
+        "--model",
+        f"{compared[0].parent / 'model.py'}:build",
+        "--world_size",
+        "2",
+        "--max_steps",
+        "10",
+        "--no_cuda",
+    ]
+    return parse(words, "compare", add_flags=add_flags)[0]
+
+
+def rows_in(folder) -> dict:
+    return {row["strategy"]: row for row in json.loads((folder / "comparison.json").read_text())["rows"]}
+
+
+def test_a_wrong_strategy_is_named_and_not_timed_and_the_exit_code_is_1(compared):
+    folder, codes, printed = compared
+
+    rows = rows_in(folder)
+
+    assert codes == [1, 0], printed
+    assert "own_ring" in json.loads((folder / "comparison.json").read_text())["wrong"]
+    assert rows["own_ring"]["gradient"].startswith("error") and "step_ms" not in rows["own_ring"]
+    assert "wrong: own_ring" in printed.splitlines()[-1]
+    others = {name: row["gradient"] for name, row in rows.items() if name != "own_ring"}
+    assert others == dict.fromkeys(["single", "ddp", "fsdp", "ddp again"], "ok")
+
+
+def test_figures_are_those_of_the_rounds_after_the_warm_up(compared, rounds):
+    folder, _, printed = compared
+    rows, steps_ms = rows_in(folder), json.loads((folder / "comparison.json").read_text())["steps_ms"]
+
+    for column, label in enumerate(rounds.labels):
+        row, taken = rows[str(label)], [1e3 * times[column] for times in rounds.seconds[WARM_UP:]]
+        assert steps_ms[str(label)] == pytest.approx(taken)
+        assert row["step_ms"] == pytest.approx(statistics.median(taken))
+        assert row["ratio"] == pytest.approx(row["step_ms"] / rows["ddp"]["step_ms"])
+        assert row["ratio_95"][0] <= row["ratio"] <= row["ratio_95"][1]
+        assert row["samples_per_second"] == pytest.approx(2 * 4 / row["step_ms"] * 1e3)
+        assert row["loss_difference"] < 1e-5 and row["last_loss"] == pytest.approx(rounds.losses[0][-1], abs=1e-5)
+        assert row["norm"] == pytest.approx(rows["single"]["norm"], rel=1e-4)
+        assert 0 < row["metric"] < 0.2  # ten steps: about as good as guessing one of 64
+    assert [rows[name]["sent_bytes"] for name in ("single", "ddp")] == [0, rows["ddp again"]["sent_bytes"]]
+    times = [row["step_ms"] for row in rows.values() if "step_ms" in row]
+    assert times == sorted(times)
+    with (folder / "comparison.csv").open() as file:
+        assert {row["strategy"]: float(row["step_ms"]) for row in csv.DictReader(file)} == {
+            name: row["step_ms"] for name, row in rows.items() if "step_ms" in row
+        }
+    assert (folder / "comparison.png").stat().st_size > 5000
+    assert "4 examples each, 4 blocks" in printed
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda rounds: rounds.norms[2].__setitem__(4, 0.0), "norm x 0.0000 in step 5"),
+        (lambda rounds: rounds.losses[2].__setitem__(4, float("nan")), "not a number"),
+        (lambda rounds: rounds.norms[2].__setitem__(4, None), ""),  # not every engine knows it
+    ],
+)
+def test_what_is_wrong_in_the_timed_steps_is_a_fault(rounds, settings, change, says):
+    change(rounds)
+
+    rows, faults = evaluate(settings, "ddp", rounds, None)
+
+    assert [says in fault.gradient for fault in faults if fault.label == rounds.labels[2]] == [True] * bool(says)
+    assert [row.label for row in rows if row.label == rounds.labels[2]] == [rounds.labels[2]] * (not says)
+
+
+def test_few_rounds_and_a_busy_machine_are_noted(rounds, settings):
+    again = rounds.labels.index(Label("ddp", "again"))
+    many = [times for _ in range(8) for times in rounds.seconds[-1:]]
+    slower = [[2 * t if column == again else t for column, t in enumerate(times)] for times in many]
+
+    def notes(seconds, max_steps):
+        longer = replace(settings, max_steps=max_steps)
+        rows, _ = evaluate(longer, "ddp", replace(rounds, seconds=rounds.seconds[:WARM_UP] + seconds), None)
+        return notes_of(longer, rows, "ddp")
+
+    assert "8 rounds are few" in notes(many, 11)[0]
+    many, slower = 3 * many, 3 * slower
+    assert "busy" in "".join(notes(slower, 27))
+
+
+def changed(folder, path, times=None, **settings):
+    """A copy of a result whose steps of some strategies take other times, and that has other settings."""
+    result = json.loads((folder / "comparison.json").read_text())
+    for name, change in (times or {}).items():
+        result["steps_ms"][name] = [change(i, step) for i, step in enumerate([10.0, 10.1, 10.2] * 5)]
+    result["settings"] |= settings
+    path.write_text(json.dumps(result))
+    return path
+
+
+def test_what_is_faster_slower_and_undecided_in_a_second_result_is_said(compared, tmp_path):
+    same = {name: lambda i, step: step for name in ("ddp", "fsdp", "single")}
+    other = {
+        "ddp": lambda i, step: 0.8 * step, "fsdp": lambda i, step: 2 * step, "single": lambda i, step: step + (-1) ** i
+    }  # fmt: skip
+    left, right = changed(compared[0], tmp_path / "a.json", same), changed(compared[0], tmp_path / "b.json", other)
+
+    rows = {row["strategy"]: row for row in json.loads(compare_results(left, right).splitlines()[-1])["rows"]}
+
+    assert "faster" in rows["ddp"]["verdict"] and rows["ddp"]["ratio"] == pytest.approx(0.8)
+    assert "slower" in rows["fsdp"]["verdict"]
+    assert "no difference" in rows["single"]["verdict"]
+
+
+def test_results_of_other_settings_and_other_files_are_refused(compared, tmp_path):
+    left, right = changed(compared[0], tmp_path / "a.json"), changed(compared[0], tmp_path / "b.json", batch_size=8)
+
+    with pytest.raises(InputError, match="batch_size 4 and 8"):
+        compare_results(left, right)
+    with pytest.raises(InputError, match=r"rounds\.json"):
+        compare_results(left, compared[0] / "rounds.json")

@@ -1,0 +1,117 @@
+"""Predictions of a step: by hand where the numbers are given, beside real runs where they are measured."""
+
+import json
+import sys
+
+import pytest
+
+from benchmark import predict
+from benchmark.compared_steps import compare_group, read
+from benchmark.predicted_memory import peak_bytes
+from benchmark.predicted_step import Cell, Costs, check
+from benchmark.predicted_step import predict as predict_step
+from beyond.cost_model import Link
+from common.errors import InputError
+
+pytest.importorskip("tensorboard")
+BLOCK, WHOLE = 0.793088, 4.470272  # MB of one of gpt2-tiny's four blocks, and of all its parameters
+HEAD = 0.772608 / (4 * BLOCK + 0.772608)  # the embedding matrix, in the matrices of blocks and head
+BLOCKS = 1 - HEAD
+EARLY = 0.2 * 1.048576 / (4 * BLOCK)  # of the 0.2 s of backward until DDP's first bucket of 1 MiB is ready
+
+
+@pytest.mark.parametrize(
+    ("strategy", "computing", "communication", "hidden", "optimizer"),
+    [  # 2 workers, links of 1 MB/s: an all_reduce of S MB takes S seconds, a half S / 2; forward 0.1 s, backward 0.2 s
+        ("ddp", 0.3, WHOLE, 0.2 - EARLY, 0.05),
+        ("own_ring", 0.3, WHOLE, 0, 0.05),
+        ("zero0", 0.3, WHOLE, 0, 0.05),
+        ("own_overlap", 0.3, WHOLE, 0.2 - 0.2 * WHOLE / 2 / (4 * BLOCK), 0.05),  # two buckets of at most 4 MiB
+        ("own_zero1", 0.3, WHOLE, 0, 0.025),
+        ("own_zero2", 0.3, WHOLE, 0.2 - 0.05, 0.025),  # a block is ready after a quarter of backward
+        ("zero1", 0.3, 1.5 * WHOLE, 0, 0.025),
+        ("zero2", 0.3, 1.5 * WHOLE, 0, 0.025),
+        ("zero3", 0.3, 1.5 * WHOLE, 0, 0.025),
+        ("fsdp", 0.3, 1.5 * WHOLE + 2 * BLOCK, 0, 0.025),
+        # Forward waits for root and block 0, whose gathers nothing hides; then blocks of 25 ms hide a part of theirs.
+        ("own_zero3", 0.3, 1.5 * WHOLE - BLOCK / 2 - 0.648960, 0.075 + 0.15, 0.025),
+        ("own_tensor", 0.3 * (BLOCKS / 2 + HEAD), 4 * 4 * 8 * 0.032768, 0, 0.025 + 0.05 * 0.145),
+        ("tensor", 0.3 * (BLOCKS / 2 + HEAD), 6 * 4 * 8 * 0.032768, 0, 0.025 + 0.05 * 0.145),
+        # 8 micro-batches of an example: all pass both stages, the second has half of the blocks and the head.
+        ("own_1f1b", 0.3 * (1 + 7 * (BLOCKS / 2 + HEAD)), 16 * 0.032768 + 0.772608, 14 * 0.032768, 0.02638),
+    ],
+)
+def test_a_step_is_what_can_be_worked_out_by_hand(strategy, computing, communication, hidden, optimizer):
+    step = predict_step(Cell(strategy, "gpt2-tiny", 2, 4, 64), Costs(0.3, 0.05, Link(0.0, 1e6)))
+
+    assert step.computing == pytest.approx(computing, rel=1e-3)
+    assert step.exposed + step.hidden == pytest.approx(communication, rel=3e-3)
+    assert step.hidden == pytest.approx(hidden, rel=3e-3)
+    assert step.optimizer == pytest.approx(optimizer, rel=1e-2)
+    assert step.total == pytest.approx(step.computing + step.exposed + step.optimizer)
+
+
+def test_a_hidden_message_costs_processor_time_where_the_link_is_the_processor():
+    slow = predict_step(Cell("ddp", "gpt2-tiny", 2, 4, 64), Costs(0.3, 0.0, Link(0.0, 1e6), busy=1.0))
+
+    assert slow.computing == pytest.approx(0.3 + slow.hidden)
+
+
+@pytest.mark.parametrize("row", read()[1], ids=lambda row: f"{row['strategy']} {row['model']} {row['workers']:.0f}")
+def test_bytes_and_memory_are_those_that_were_counted_when_last_compared(row):
+    cell = Cell(row["strategy"], row["model"], int(row["workers"]), int(row["batch"]), 64)
+    step = predict_step(cell, Costs(0.3, 0.05, Link(0.0, 1e6)))
+
+    assert step.sent / 1e6 == pytest.approx(float(row["sent_mb"]), rel=0.005)
+    peak = peak_bytes(cell.strategy, cell.model, cell.workers, cell.batch, cell.length)
+    assert peak / 1e6 == pytest.approx(float(row["peak_mb"]), rel=0.15)
+
+
+@pytest.mark.medium
+def test_a_prediction_is_beside_what_real_workers_take_send_and_need():
+    rows = list(compare_group(predict.parse([]), ("fsdp", "own_zero3"), "gpt2-tiny", 2, 4, ""))
+
+    assert [row["strategy"] for row in rows] == ["fsdp", "own_zero3"]
+    for row in rows:
+        assert row["predicted_sent_mb"] == pytest.approx(row["sent_mb"], rel=0.005)
+        assert row["predicted_peak_mb"] == pytest.approx(row["peak_mb"], rel=0.15)
+        assert 0.1 < row["predicted_ms"] / row["measured_ms"] < 10  # whatever else this machine does
+
+
+def printed(words, monkeypatch, capsys):
+    """The last line of the command, which measures nothing: all numbers are given."""
+    monkeypatch.setattr(sys, "argv", ["predict", *words.split(), "--latency", "50us", "--forward_backward", "80ms"])
+    predict.main()
+    return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    ("words", "least_ms", "most_ms"),
+    [
+        ("--workers 2 --rate 1gbit --strategy own_ring", 117.74, 117.74),  # 80 + 2 * 0.05 + 4.470272 / 118.75 MB/s
+        ("--workers 4096 --rate 1gbit --cores 1", 80, 1000),
+        ("--workers 2 --rate 1mbit --strategy own_ring", 37644, 38000),
+    ],
+)
+def test_far_beyond_what_was_compared_a_step_is_a_range(words, least_ms, most_ms, monkeypatch, capsys):
+    line = printed(words, monkeypatch, capsys)
+
+    assert bool(line["far"]) == (least_ms < most_ms) == (line["least_s"] < line["most_s"])
+
+
+@pytest.mark.parametrize(
+    ("cell", "words"),
+    [
+        (("zero9", "gpt2-tiny", 2), "--strategy: expected one of single, ddp"),
+        (("zero2_offload", "gpt2-tiny", 2), "--strategy: expected one of"),
+        (("own_grid", "gpt2-tiny", 4), "--strategy: expected one of"),
+        (("single", "gpt2-tiny", 2), "runs on one worker, got 2"),
+        (("pipeline", "t5-tiny", 2), "use --model gpt2-tiny"),
+        (("tensor", "gpt2-tiny", 3), "heads, got 3"),
+        (("own_1f1b", "gpt2-tiny", 5), "5 share 4 blocks"),
+    ],
+)
+def test_what_is_not_predicted_is_refused(cell, words):
+    strategy, model, workers = cell
+    with pytest.raises(InputError, match=words):
+        check(Cell(strategy, model, workers, 4, 64))
