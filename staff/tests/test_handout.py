@@ -91,7 +91,7 @@ def tree(tmp_path: Path) -> Path:
     """A small solved course with everything a handout needs, and things that must not ship."""
     files = {
         "course.toml": COURSE,
-        "README.md": "# The course\n",
+        "README.md": "# The course\n\n<!-- === staff only === -->\nSecrets\n",
         "task1_single/README.md": "# Task 1\n## 1.1 and 1.2\n1. Read.\n2. Think.\n",
         "task1_single/run.py": RUN,
         "common/lesson.py": LESSON,
@@ -132,6 +132,7 @@ def test_the_handout_holds_what_is_listed_without_the_solutions_and_the_staff_s_
     course = load_course(tmp_path / "out" / "course.toml")
     assert course.regions["1.2"].hints == ("a", "b", "c")
     assert not course.handout.ships and not course.hidden
+    assert handout.files["README.md"] == b"# The course\n"
 
 
 def test_building_again_gives_the_same_bytes_times_and_modes_and_the_zip_begins_with_the_readme(tree, tmp_path):
