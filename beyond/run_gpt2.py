@@ -3,8 +3,8 @@
     arguments -> process group -> data partition -> model -> strategy -> train -> record
 
 --strategy names the lesson: ring (ring.py), overlap (overlap.py), zero1 and zero2 (sharded_optimizer.py), zero3
-(sharded_model.py), tensor (tensor_parallel.py), 1f1b (one_f_one_b.py) or grid (grid.py). README.md in this folder has
-the numbered steps.
+(sharded_model.py), tensor (tensor_parallel.py), 1f1b (one_f_one_b.py) or grid (grid.py). Each lesson has a page in this
+folder; README.md lists them.
 Shapes: B examples in a worker's batch, T tokens in an example.
 """
 

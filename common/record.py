@@ -172,7 +172,7 @@ class Record:
             self._timeline.write(folder)
 
     def as_dict(self) -> dict:
-        """Return the record as task 1's README describes it, in seconds and bytes."""
+        """Return the record as common/README.md describes it, in seconds and bytes."""
         return {
             "task": self.config.task,
             "rank": self.worker.rank,

@@ -42,7 +42,8 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class RegionRow:
-    """One region: its home file, integer points, the regions it directly builds on, its tests and three hints."""
+    """One region: its home file, integer points, the regions it directly builds on, its tests, the page that explains
+    it, and three hints."""
 
     id: str
     task: str
@@ -53,6 +54,7 @@ class RegionRow:
     needs: tuple[str, ...] = ()
     tests: tuple[str, ...]
     marker: str
+    readme: str
     hints: tuple[str, ...]
 
 
@@ -108,8 +110,8 @@ class Course:
         return tuple(dict.fromkeys(patterns))
 
     def readme(self, region_id: str) -> str:
-        """The README that explains a region."""
-        return self.tasks[self.regions[region_id].task].readme
+        """The page that explains a region."""
+        return self.regions[region_id].readme
 
     def may_student_change(self, file: str) -> bool:
         """Return whether a submission's version of this file replaces ours; `*` in a pattern crosses folders."""
@@ -255,7 +257,7 @@ def _region(id: str, row: object, tasks: dict[str, Task], where: str) -> RegionR
     task = tasks.get(id.split(".")[0])
     if task is None:
         raise InputError(f"{where}: expected an id that begins with a task, one of {', '.join(tasks)}, and a dot")
-    of_task = {"tests": list(task.tests), "marker": task.marker, "bonus": task.bonus}
+    of_task = {"tests": list(task.tests), "marker": task.marker, "bonus": task.bonus, "readme": task.readme}
     region = _read(RegionRow, of_task | _value(row, dict, where), where, id=id, task=task.id)
     if region.points < 1:
         raise InputError(f"{where}.points: expected at least 1, got {region.points}")

@@ -1,6 +1,6 @@
 """Reads the records of runs and says what is wrong with each: a bad record is named and left out, nothing is guessed.
 
-A run is a folder with rank{r}.json of every worker; task 1's README describes the keys.
+A run is a folder with rank{r}.json of every worker; common/README.md describes the keys.
 """
 
 import json

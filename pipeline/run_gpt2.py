@@ -6,7 +6,7 @@
 
     arguments -> data -> model -> partitions, schedule, Pipe -> train -> record, trace, figures
 
-Shapes: B examples in a batch, T tokens in an example. README.md in this folder has the numbered steps.
+Shapes: B examples in a batch, T tokens in an example. README.md in this folder explains the regions.
 """
 
 import math

@@ -2,7 +2,7 @@
 
     arguments -> process group -> data -> model -> train (the lesson) -> record
 
-Shapes: B examples in a worker's batch, T tokens in an example. README.md in this folder has the numbered steps.
+Shapes: B examples in a worker's batch, T tokens in an example. README.md in this folder explains the regions.
 """
 
 import sys

@@ -4,7 +4,7 @@
     python task4_traffic/expected.py --world_size 4 --rate 1gbit        and the shortest time in which they can be sent
     python task4_traffic/expected.py --world_size 4 --examples 2490 --grad_dtype bf16 --model_name_or_path FOLDER
 
-S: bytes of all gradients of one iteration, N: number of workers. README.md in this folder has the numbered steps.
+S: bytes of all gradients of one iteration, N: number of workers. README.md in this folder explains the regions.
 """
 
 import argparse

@@ -19,7 +19,6 @@ from course.todo import find_blocks, read_tokens
 from staff.handout.regions import Region
 
 _MARKER = re.compile(r"\b(begin|end)[\s_-]*solution", re.IGNORECASE)
-_STEP = re.compile(r"^\s*(?:[-*]\s+)?(?:\d+\.|\[\d+\])\s")
 _NO_NAMES = {*keyword.kwlist, *dir(builtins), "self"}
 _OPENING = set("([{")
 _LAST_COMMA = {(",", closing) for closing in ")]}"}  # goes away when a statement is written on one line
@@ -139,8 +138,8 @@ def _is_coined(name: str) -> bool:
 
 
 def _without_help(texts: dict[str, str], course: Course) -> list[str]:
-    """Every region has its hints in the handout's course.toml, which ends before the staff's part, and in its README a
-    section with numbered steps."""
+    """Every region has its hints in the handout's course.toml, which ends before the staff's part, and on its page a
+    section whose heading names it."""
     try:
         table = tomllib.loads(texts.get("course.toml", ""))
     except tomllib.TOMLDecodeError as error:
@@ -151,15 +150,8 @@ def _without_help(texts: dict[str, str], course: Course) -> list[str]:
     for id, row in course.regions.items():
         if table.get("regions", {}).get(id, {}).get("hints") != list(row.hints):
             problems.append(f"course.toml: the handout's copy lacks the hints of region {id}")
-        if not any(_has_steps(section, id) for section in _sections(texts.get(course.readme(id), ""))):
-            problems.append(f"{course.readme(id)}: expected a section that names {id} and has numbered steps, got none")
+        if not re.search(
+            rf"^#+ .*(?<![\w.]){re.escape(id)}(?!\w|\.\d)", texts.get(course.readme(id), ""), re.MULTILINE
+        ):
+            problems.append(f"{course.readme(id)}: expected a section whose heading names {id}, got none")
     return problems
-
-
-def _sections(markdown: str) -> list[str]:
-    return re.split(r"^(?=#+ )", markdown, flags=re.MULTILINE)
-
-
-def _has_steps(section: str, id: str) -> bool:
-    mention = re.search(rf"(?<![\w.]){re.escape(id)}(?!\w|\.\d)", section)
-    return bool(mention) and any(_STEP.match(line) for line in section.split("\n"))

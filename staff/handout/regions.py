@@ -30,7 +30,9 @@ _MARKERS = {
 _NEARLY = re.compile(r"\(cos598d|\b(begin|end|start|stop)\W*solution", re.IGNORECASE)
 _SPELLING = "'# TODO(cos598d) ID: text', '# BEGIN SOLUTION ID' and '# END SOLUTION ID'"
 _LONGEST_LINE = 120
-STAFF_ONLY = b"# === staff only"  # in course.toml: the rest is not for students
+STAFF_ONLY = re.compile(
+    rb"^(#|<!--) === staff only", re.MULTILINE
+)  # in course.toml and texts: the rest is not for students
 
 
 @dataclass(frozen=True)
@@ -146,12 +148,13 @@ def rewrite(text: str, regions: Iterable[Region], new_lines: Callable[[Region], 
 
 
 def for_students(content: bytes, file: str, course: Course, solved: Collection[str] = ()) -> bytes:
-    """The handout's form of a file of the source: a lesson without its solutions, course.toml without the staff's part.
+    """The handout's form of a file of the source: a lesson without its solutions, course.toml and Markdown without the
+    staff's part.
 
     A file that is in this form already stays as it is.
     """
-    if file == "course.toml":
-        return content.split(STAFF_ONLY)[0].rstrip() + b"\n"
+    if file.endswith((".toml", ".md")) and (staff_only := STAFF_ONLY.search(content)):
+        return content[: staff_only.start()].rstrip() + b"\n"
     if file.endswith(".py") and b"# BEGIN SOLUTION" in content:
         return strip(content.decode(), file, course, solved).encode()
     return content

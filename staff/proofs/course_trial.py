@@ -25,7 +25,7 @@ from staff.handout.assemble import Handout, renamed, write
 
 OPEN, SOLVED = "untouched", "solved"
 COMMANDS = {  # of a student who has solved everything
-    "demo": ("-m", "cluster.ladder", "--workers", "2", "--batch", "8", "--iterations", "3"),
+    "demo": ("-m", "cluster.demo.ladder", "--workers", "2", "--batch", "8", "--iterations", "3"),
     "report": ("submit.py", "report"),
 }
 UNTRIED = {"not attempted", "skipped", NOT_GRADED_HERE}
@@ -47,8 +47,8 @@ class Trial:
 def run_trials(handout: Handout, course: Course) -> Iterator[Trial]:
     """Build the course in a folder that is removed at the end, and grade it in each way."""
     all_points = sum(region.points for region in course.regions.values())
-    with tempfile.TemporaryDirectory(prefix="course-") as name:
-        folder = Path(name)
+    with tempfile.TemporaryDirectory(prefix="course-") as temporary:
+        folder = Path(temporary)
         write(handout, folder / OPEN)
         solved = {file: renamed(text, course) for file, text in clean_files(solved=course.regions).items()}
         write_files(handout.files | solved, folder / SOLVED)
@@ -59,8 +59,8 @@ def run_trials(handout: Handout, course: Course) -> Iterator[Trial]:
             end = run(folder / hand_in, *words, makes=report)
             tests = [] if end else json.loads(report.read_text(encoding="utf-8"))["tests"]
             yield of_tests(f"pytest, {hand_in}", points, tests, end)
-        for name, words in COMMANDS.items():
-            yield of_command(name, folder / SOLVED, words)
+        for name, command in COMMANDS.items():
+            yield of_command(name, folder / SOLVED, command)
         graded = folder / "graded"
         words = ["-m", "staff.grade", *(str(folder / hand_in) for hand_in in hand_ins), "--out", str(graded)]
         end = run(ROOT, *words, makes=graded / "gradebook.csv")
