@@ -210,19 +210,19 @@ def test_the_head_fits_the_task(grade: Grade) -> None:
             message = f"expected bert_config's {SETTINGS[name]} of {{expected}}, got {{got}}: pass it as config"
             expected[name] = Expected(value, message)
         expected["changed"] = Expected([], "load_model changes {got}: seed only in main()")
-        first, other, again = loaded(grade, task)
-        arguments = {"checkpoint_seed": checkpoint_seed(grade), "vocabulary": VOCABULARY}
-        for got, after in zip(
-            (first, other, again), run_alone(grade, drawn_next, [labels], **arguments)[0], strict=True
-        ):
-            drawn = "load_model draws random numbers beside those of the new head: dropout then draws others"
-            check(grade, "", got, expected | {"drawn next": Expected(after, drawn)})
+        first, other, again = loads = loaded(grade, task)
+        for got in loads:
+            check(grade, "", got, expected)
             check_logits(grade, got, task)
         if np.array_equal(first["head"], other["head"]) or not np.array_equal(first["head"], again["head"]):
             grade.fail(
                 "the new head does not follow the seed: expected equal heads for the two loads with seed 1 and a "
                 "different one with seed 2; do not seed or draw random numbers in load_model"
             )
+        arguments = {"checkpoint_seed": checkpoint_seed(grade), "vocabulary": VOCABULARY}
+        for got, after in zip(loads, run_alone(grade, drawn_next, [labels], **arguments)[0], strict=True):
+            drawn = "load_model draws random numbers beside those of the new head: dropout then draws others"
+            check(grade, "", got, {"drawn next": Expected(after, drawn)})
 
 
 @graded("1.1", absence=True)

@@ -15,6 +15,7 @@ import pytest
 from grader.arithmetic import Tolerance, common_factor
 from grader.compare import Expected, check
 from grader.grading import Grade
+from grader.session import region_at
 from grader.wire.values import Fields
 from tests.gradients import test_averaging as averaging
 from tests.training import loop_shared as loop
@@ -104,6 +105,7 @@ def test_backward_gives_the_gradient_of_the_batch(grade: Grade) -> None:
     trace = training.ranks[0]
     step = trace.steps[0] if trace.steps else trace.unfinished
     must_have_batches(training, [step])
+    must_not_clip(training, step, only_in=grade.region)  # a second clip in the lines of 1.3 costs points of 1.3
     check_backward(training, [batch for batch in step.batches if batch.gradients][:1])
 
 
@@ -118,11 +120,14 @@ def test_every_batch_has_a_gradient_of_its_own(grade: Grade) -> None:
 # --- 1.3: a step for every batch; the rules that hold on several workers, too ---
 
 
-def must_not_clip(training: Training, step: OptimizerStep) -> None:
-    """Fail if clip_grad_norm_ has another limit than --max_grad_norm, which the provided line passes."""
+def must_not_clip(training: Training, step: OptimizerStep, only_in: str = "") -> None:
+    """Fail if clip_grad_norm_ has another limit than --max_grad_norm, which the provided line passes.
+
+    only_in: look only at calls in the lines of this region.
+    """
     for clip in step.clips:
-        limit = clip.data["limit"]
-        if np.isfinite(limit) and limit != training.limit:
+        limit, elsewhere = clip.data["limit"], region_at(training.grade.session.tree, clip.where) != only_in
+        if np.isfinite(limit) and limit != training.limit and not (only_in and elsewhere):
             training.grade.fail(
                 f"clip_grad_norm_ is called with max_norm {limit:g} ({clip.where}), but --max_grad_norm is "
                 f"{training.limit:g} in this run: the provided line already clips, so remove yours"
