@@ -72,7 +72,7 @@ def ring_all_reduce_seconds(size: float, workers: int, link: Link) -> float:
     b.15 [1] How many rounds are there? In each, a worker sends one piece and receives another at the same time.
          [2] How large is a piece? Add up the messages of one worker.
     """
-    # TODO(cos598d) b.15: steps [1] and [2] (about 2 lines)
+    # TODO(cos598d) b.15: [1] and [2] count the rounds, and add up the messages of one worker (about 2 lines)
     # BEGIN SOLUTION b.15
     rounds = 2 * (workers - 1)
     return rounds * link.seconds(size / workers)
@@ -85,7 +85,7 @@ def gather_scatter_seconds(size: float, workers: int, link: Link) -> float:
     b.15 [3] Rank 0 receives from every other worker, then sends to every other worker. In each of the two, all messages
              start at the same time, so their latencies overlap; their bytes queue for rank 0's own link.
     """
-    # TODO(cos598d) b.15: step [3] (1-3 lines)
+    # TODO(cos598d) b.15: [3] the seconds of a gather and of a scatter (1-3 lines)
     # BEGIN SOLUTION b.15
     if workers == 1:
         return 0.0
@@ -105,7 +105,7 @@ def step_time(forward: float, backward: float, optimizer: float, buckets: Sequen
          [3] A step consists of forward, backward, the exposed time, and the optimizer.
          [4] The hidden time is all communication that is not exposed.
     """
-    # TODO(cos598d) b.16: steps [1] to [4] (about 8 lines)
+    # TODO(cos598d) b.16: [1] to [4] when the last bucket arrives, then the parts of the step (about 8 lines)
     # BEGIN SOLUTION b.16
     end = 0.0
     for bucket in buckets:

@@ -40,7 +40,7 @@ def members(grid: Grid) -> dict[str, list[list[int]]]:
          [2] A tensor (data, pipeline) group contains the ranks whose positions differ only along that axis, in
              ascending order. The groups of each kind are sorted by their first rank.
     """
-    # TODO(cos598d) b.14: steps [1] and [2] (about 6 lines)
+    # TODO(cos598d) b.14: [1] and [2] arrange the ranks, and list the groups along each axis (about 6 lines)
     # BEGIN SOLUTION b.14
     sizes = (grid.pipeline, grid.data, grid.tensor)
     ranks = torch.arange(grid.pipeline * grid.data * grid.tensor).view(sizes)
@@ -57,7 +57,7 @@ def make_groups(grid: Grid) -> Groups:
     b.14 [3] Call dist.new_group for every group of `members`, in its order, whether this rank is a member or not.
          [4] Of each kind, return the group that this rank belongs to.
     """
-    # TODO(cos598d) b.14: steps [3] and [4] (about 8 lines)
+    # TODO(cos598d) b.14: [3] and [4] create every group; keep this rank's (about 8 lines)
     # BEGIN SOLUTION b.14
     own = {}
     for kind, groups in members(grid).items():

@@ -51,7 +51,7 @@ def one_f_one_b(micro_batches: int, stages: int, stage: int) -> list[Action]:
          [3] Then run the remaining backwards.
     Micro-batches are taken in order, forwards and backwards alike. At most `stages - stage` are alive at any time.
     """
-    # TODO(cos598d) b.13: steps [1] to [3] (about 8 lines)
+    # TODO(cos598d) b.13: [1] to [3] list the warm-up, the alternating part and the rest (about 8 lines)
     # BEGIN SOLUTION b.13
     warm_up = min(stages - stage - 1, micro_batches)
     actions = [Action("forward", i) for i in range(warm_up)]

@@ -132,7 +132,7 @@ class GradientReducer:
             self.ready.setdefault(parameter)
         if self.sync and parameter not in self.bucket_of[parameter].missing:
             raise RuntimeError("a second backward before finish(); use no_sync() for all micro-batches but the last")
-        # TODO(cos598d) b.4: steps [2] to [4] (about 6 lines)
+        # TODO(cos598d) b.4: [2] to [4] note that the gradient is ready, then send what is complete (about 6 lines)
         # BEGIN SOLUTION b.4
         if not self.sync:
             return
@@ -153,7 +153,7 @@ class GradientReducer:
              [7] Start an all_reduce of `flat`, in its dtype, that does not wait, and keep its handle in bucket.work;
                  also if there is only one rank.
         """
-        # TODO(cos598d) b.4: steps [5] to [7] (about 7 lines)
+        # TODO(cos598d) b.4: [5] to [7] fill the message and start to send it (about 7 lines)
         # BEGIN SOLUTION b.4
         for parameter, piece in zip(bucket.parameters, bucket.pieces, strict=True):
             if parameter.grad is None:
@@ -174,7 +174,7 @@ class GradientReducer:
              [2] Only then wait for every bucket, so that they travel at the same time. Do now what b.4 [6] left.
              [3] Prepare the next step: all gradients are missing, and the next bucket is the first.
         """
-        # TODO(cos598d) b.5: steps [1] to [3] (about 6 lines)
+        # TODO(cos598d) b.5: [1] to [3] send the rest, wait for all, prepare the next step (about 6 lines)
         # BEGIN SOLUTION b.5
         for bucket in self.buckets[self.next_bucket :]:
             self.send(bucket)
@@ -193,7 +193,7 @@ class GradientReducer:
 
         b.5  [4] Set self.sync to False for the block, and back to True at its end, even after an exception.
         """
-        # TODO(cos598d) b.5: step [4] (about 5 lines)
+        # TODO(cos598d) b.5: [4] switch sync off for the block (about 5 lines)
         # BEGIN SOLUTION b.5
         self.sync = False
         try:

@@ -65,7 +65,7 @@ class ShardedBlock:
         self.outgoing: Any = None
         self.received: Any = None
         self.is_whole = True
-        # TODO(cos598d) b.8: step [1] (1-2 lines)
+        # TODO(cos598d) b.8: [1] copy this rank's part (1-2 lines)
         # BEGIN SOLUTION b.8
         own = self.flat.values.chunk(dist.get_world_size())[dist.get_rank()].to(torch.float32, copy=True)
         # END SOLUTION b.8
@@ -78,7 +78,7 @@ class ShardedBlock:
         b.8  [2] Resize the storage of flat.values to 0 bytes (Tensor.untyped_storage, UntypedStorage.resize_): the
                  tensor and its views stay as they are, without memory. Set is_whole to False.
         """
-        # TODO(cos598d) b.8: step [2] (2 lines)
+        # TODO(cos598d) b.8: [2] free the memory of the whole (2 lines)
         # BEGIN SOLUTION b.8
         self.flat.values.untyped_storage().resize_(0)
         self.is_whole = False
@@ -91,7 +91,7 @@ class ShardedBlock:
              [4] Start an all_gather of the shards into flat.values that does not wait; keep its handle in `gathering`.
                  The shard is sent in the dtype of flat.values; also if there is only one rank.
         """
-        # TODO(cos598d) b.8: steps [3] and [4] (about 5 lines)
+        # TODO(cos598d) b.8: [3] and [4] get the memory back and start to gather (about 5 lines)
         # BEGIN SOLUTION b.8
         if self.is_whole or self.gathering is not None:
             return
@@ -105,7 +105,7 @@ class ShardedBlock:
 
         b.8  [5] Start the gather if necessary, and wait for it. Set gathering to None and is_whole to True.
         """
-        # TODO(cos598d) b.8: step [5] (about 5 lines)
+        # TODO(cos598d) b.8: [5] start the gather if necessary, and wait for it (about 5 lines)
         # BEGIN SOLUTION b.8
         self.start_gather()
         if self.gathering is not None:
@@ -121,7 +121,7 @@ class ShardedBlock:
              [2] Start a reduce_scatter (in fp32: it adds in the dtype of its tensors) or an all_to_all that does not
                  wait. Keep the handle in `sending`, and both tensors until it is done.
         """
-        # TODO(cos598d) b.10: steps [1] and [2] (about 3 lines)
+        # TODO(cos598d) b.10: [1] and [2] take the gradients and start to send them (about 3 lines)
         # BEGIN SOLUTION b.10
         self.outgoing = self.flat.take_gradients()
         self.received = torch.empty_like(self.outgoing)
@@ -135,7 +135,7 @@ class ShardedBlock:
              [4] Add the mean over all ranks, in fp32, to shard.gradient, which may be None. Release what has arrived
                  and the handle, too.
         """
-        # TODO(cos598d) b.10: steps [3] and [4] (about 5 lines)
+        # TODO(cos598d) b.10: [3] and [4] wait, add the mean, release the messages (about 5 lines)
         # BEGIN SOLUTION b.10
         self.sending.wait()
         self.outgoing = None
@@ -204,7 +204,7 @@ class ShardedModel:
         b.9  [1] Wait until the block is whole.
              [2] Start to gather the next block, so that it travels while this one computes.
         """
-        # TODO(cos598d) b.9: steps [1] and [2] (about 3 lines)
+        # TODO(cos598d) b.9: [1] and [2] wait for this block, start to gather the next (about 3 lines)
         # BEGIN SOLUTION b.9
         self.blocks[i].wait()
         if i + 1 < len(self.blocks):
@@ -217,7 +217,7 @@ class ShardedModel:
         b.9  [3] Free the block. But backward begins with the last block: it stays, unless gradients are disabled
                  (torch.is_grad_enabled).
         """
-        # TODO(cos598d) b.9: step [3] (about 2 lines)
+        # TODO(cos598d) b.9: [3] free the block, or keep it for backward (about 2 lines)
         # BEGIN SOLUTION b.9
         if i + 1 < len(self.blocks) or not torch.is_grad_enabled():
             self.blocks[i].free()
@@ -229,7 +229,7 @@ class ShardedModel:
         b.9  [4] Wait until the block is whole.
              [5] Start to gather the block that backward needs next.
         """
-        # TODO(cos598d) b.9: steps [4] and [5] (about 3 lines)
+        # TODO(cos598d) b.9: [4] and [5] wait for this block, start to gather the next one (about 3 lines)
         # BEGIN SOLUTION b.9
         self.blocks[i].wait()
         if i > 0:
@@ -241,7 +241,7 @@ class ShardedModel:
 
         b.10 [5] Remove the parameter from its block's `missing`. If that was the last one, send the block.
         """
-        # TODO(cos598d) b.10: step [5] (about 4 lines)
+        # TODO(cos598d) b.10: [5] note that the gradient is ready; send a complete block (about 4 lines)
         # BEGIN SOLUTION b.10
         block = self.block_of[parameter]
         block.missing.remove(parameter)
@@ -259,7 +259,7 @@ class ShardedModel:
         """
         if block.missing and block.gathering is not None:  # it has no gradient, and its gather still writes
             block.wait()
-        # TODO(cos598d) b.10: steps [6] to [8] (about 5 lines)
+        # TODO(cos598d) b.10: [6] to [8] free the block, receive the older message, send this one (about 5 lines)
         # BEGIN SOLUTION b.10
         block.free()
         if self.in_transit:
@@ -275,7 +275,7 @@ class ShardedModel:
                  of self.pieces: something is still missing in them.
              [10] Receive the block that is still in transit. Then all parameters of every block are missing again.
         """
-        # TODO(cos598d) b.10: steps [9] and [10] (about 7 lines)
+        # TODO(cos598d) b.10: [9] and [10] send the rest, receive the last, prepare the next step (about 7 lines)
         # BEGIN SOLUTION b.10
         for block in self.pieces:
             if block.missing:

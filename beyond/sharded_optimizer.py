@@ -54,7 +54,7 @@ class Bucket:
         self.work: Any = None
         self.outgoing: Any = None
         self.received: Any = None
-        # TODO(cos598d) b.6: step [1] (1-2 lines)
+        # TODO(cos598d) b.6: [1] take this rank's part (1-2 lines)
         # BEGIN SOLUTION b.6
         own = self.flat.values.chunk(dist.get_world_size())[dist.get_rank()].float()
         # END SOLUTION b.6
@@ -68,7 +68,7 @@ class Bucket:
                  handle in self.work, and both tensors until it is done. A reduce_scatter adds in the dtype of its
                  tensors: give it fp32.
         """
-        # TODO(cos598d) b.6: steps [2] and [3] (about 3 lines)
+        # TODO(cos598d) b.6: [2] and [3] take the gradients and start to send them (about 3 lines)
         # BEGIN SOLUTION b.6
         self.outgoing = self.flat.take_gradients()
         self.received = torch.empty_like(self.outgoing)
@@ -84,7 +84,7 @@ class Bucket:
                  to it.
              [6] Release what has arrived and the handle, too: messages need as much memory as ZeRO saves on gradients.
         """
-        # TODO(cos598d) b.6: steps [4] to [6] (about 5 lines)
+        # TODO(cos598d) b.6: [4] to [6] wait, add the mean, release the messages (about 5 lines)
         # BEGIN SOLUTION b.6
         self.work.wait()
         self.outgoing = None
@@ -132,7 +132,7 @@ class ShardedOptimizer:
         b.6  [7] Remove the parameter from its bucket's `missing`. Send the next bucket if nothing is missing in it any
                  more, then the one after it, and so on, as in b.4: all ranks send in the same order.
         """
-        # TODO(cos598d) b.6: step [7] (3-4 lines)
+        # TODO(cos598d) b.6: [7] note that the gradient is ready, then send what is complete (3-4 lines)
         # BEGIN SOLUTION b.6
         self.bucket_of[parameter].missing.remove(parameter)
         while self.next_bucket < len(self.buckets) and not self.buckets[self.next_bucket].missing:
@@ -146,7 +146,7 @@ class ShardedOptimizer:
                  buckets. Without this step, all messages are in memory when backward ends.
              [9] Send the next bucket, and count it in next_bucket.
         """
-        # TODO(cos598d) b.6: steps [8] and [9] (about 4 lines)
+        # TODO(cos598d) b.6: [8] and [9] receive the older message, send the next bucket (about 4 lines)
         # BEGIN SOLUTION b.6
         if self.next_bucket >= 2:
             self.buckets[self.next_bucket - 2].receive()
@@ -180,7 +180,7 @@ class ShardedOptimizer:
                  of an all_gather have the dtype of flat.values.
              [5] Only then wait for all of them, so that they travel at the same time.
         """
-        # TODO(cos598d) b.7: steps [3] to [5] (about 7 lines)
+        # TODO(cos598d) b.7: [3] to [5] update the shards, then gather them all (about 7 lines)
         # BEGIN SOLUTION b.7
         self.optimizer.step()
         handles = []
@@ -207,7 +207,7 @@ def clip_shards(shards: Sequence[Shard], max_norm: float) -> Tensor:
     b.7  [1] A rank knows only its shards. Add up the squares of their gradients, and sum the result over all ranks.
          [2] Scale the gradients in place.
     """
-    # TODO(cos598d) b.7: steps [1] and [2] (about 6 lines)
+    # TODO(cos598d) b.7: [1] and [2] compute the norm of all ranks, and scale (about 6 lines)
     # BEGIN SOLUTION b.7
     gradients = [shard.gradient for shard in shards if shard.gradient is not None]
     squares = torch.stack([gradient.square().sum() for gradient in gradients]).sum()

@@ -38,7 +38,7 @@ class ToSlices(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
         """b.11 [1] Keep the group in ctx for backward; return x."""
-        # TODO(cos598d) b.11: step [1] (about 2 lines)
+        # TODO(cos598d) b.11: [1] keep the group, pass x on (about 2 lines)
         # BEGIN SOLUTION b.11
         ctx.group = group
         return x.view_as(x)
@@ -50,7 +50,7 @@ class ToSlices(torch.autograd.Function):
 
         Do not change `gradient` in place: autograd may still use it.
         """
-        # TODO(cos598d) b.11: step [2] (about 3 lines)
+        # TODO(cos598d) b.11: [2] sum the gradient over the group (about 3 lines)
         # BEGIN SOLUTION b.11
         total = gradient.clone()
         dist.all_reduce(total, group=ctx.group)
@@ -64,7 +64,7 @@ class SumSlices(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
         """b.11 [3] Return the sum of x over the group; do not change x in place."""
-        # TODO(cos598d) b.11: step [3] (about 3 lines)
+        # TODO(cos598d) b.11: [3] sum x over the group (about 3 lines)
         # BEGIN SOLUTION b.11
         total = x.clone()
         dist.all_reduce(total, group=group)
@@ -77,7 +77,7 @@ class SumSlices(torch.autograd.Function):
 
         Return the gradient as it is, and None for the group.
         """
-        # TODO(cos598d) b.11: step [4] (1 line)
+        # TODO(cos598d) b.11: [4] pass the gradient on (1 line)
         # BEGIN SOLUTION b.11
         return gradient, None
         # END SOLUTION b.11
@@ -107,7 +107,7 @@ class ColumnParallel(nn.Module):
         """
         super().__init__()
         self.group = group
-        # TODO(cos598d) b.11: step [5] (2 lines)
+        # TODO(cos598d) b.11: [5] make Parameters of this rank's columns (2 lines)
         # BEGIN SOLUTION b.11
         self.weight = Parameter(layer.weight.data[:, columns].clone())
         self.bias = Parameter(layer.bias.data[columns].clone())
@@ -118,7 +118,7 @@ class ColumnParallel(nn.Module):
 
         b.11 [6] Apply f, then the layer with this rank's columns.
         """
-        # TODO(cos598d) b.11: step [6] (1 line)
+        # TODO(cos598d) b.11: [6] apply f, then the layer (1 line)
         # BEGIN SOLUTION b.11
         return to_slices(x, self.group) @ self.weight + self.bias
         # END SOLUTION b.11
@@ -137,7 +137,7 @@ class RowParallel(nn.Module):
         """
         super().__init__()
         self.group = group
-        # TODO(cos598d) b.11: step [7] (2 lines)
+        # TODO(cos598d) b.11: [7] make Parameters of this rank's rows and of the whole bias (2 lines)
         # BEGIN SOLUTION b.11
         self.weight = Parameter(layer.weight.data[rows].clone())
         self.bias = Parameter(layer.bias.data.clone())
@@ -148,7 +148,7 @@ class RowParallel(nn.Module):
 
         b.11 [8] Compute the product with this rank's rows, then apply g. The bias is added once, not once per rank.
         """
-        # TODO(cos598d) b.11: step [8] (1 line)
+        # TODO(cos598d) b.11: [8] multiply, apply g, add the bias (1 line)
         # BEGIN SOLUTION b.11
         return sum_slices(x @ self.weight, self.group) + self.bias
         # END SOLUTION b.11
@@ -167,7 +167,7 @@ def attention_columns(width: int, heads: Tensor, head_dim: int) -> Tensor:
 
     b.12 [1] Return the columns of these heads in the first third, then in the second, then in the third.
     """
-    # TODO(cos598d) b.12: step [1] (about 3 lines)
+    # TODO(cos598d) b.12: [1] list the columns of these heads (about 3 lines)
     # BEGIN SOLUTION b.12
     of_heads = (heads[:, None] * head_dim + torch.arange(head_dim)).flatten()
     return torch.cat([of_heads + third * width for third in range(3)])
@@ -188,7 +188,7 @@ def shard_block(block: Any, group: Group = None) -> None:
     """
     mlp, attention = block.mlp, block.attn
     width, head_dim = attention.embed_dim, attention.head_dim
-    # TODO(cos598d) b.12: steps [2] to [4] (about 9 lines)
+    # TODO(cos598d) b.12: [2] to [4] replace the four matrices; set the attention's sizes (about 9 lines)
     # BEGIN SOLUTION b.12
     hidden = own_part(mlp.c_fc.weight.shape[1], group)
     mlp.c_fc = ColumnParallel(mlp.c_fc, hidden, group)
@@ -208,7 +208,7 @@ def squared_norm(model: nn.Module, group: Group = None) -> Tensor:
     b.12 [5] A slice is on one rank only: the squares of its gradient are summed over the group. Every other parameter
              is on all ranks, and counts once. `sliced` yields the slices. Parameters may have no gradient.
     """
-    # TODO(cos598d) b.12: step [5] (about 8 lines)
+    # TODO(cos598d) b.12: [5] add up squares, slices over the group and the rest once (about 8 lines)
     # BEGIN SOLUTION b.12
     slices = set(sliced(model))
     device = next(model.parameters()).device

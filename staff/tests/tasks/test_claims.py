@@ -151,7 +151,7 @@ def test_dividing_before_sending_makes_more_fp16_gradients_subnormal():
 
 
 @pytest.mark.parametrize(("backward", "network", "message"), [(0.3, 0.1, 1e-3), (0.25, 0.74, 1e-3), (0.4, 0.39, 0.01)])
-def test_the_number_of_buckets_in_beyonds_readme_is_the_best_by_the_model_of_b_16(backward, network, message):
+def test_the_number_of_buckets_on_the_page_of_overlap_is_the_best_by_the_model_of_b_16(backward, network, message):
     def exposed(count):
         """What a step waits for with equal buckets, whose gradients come evenly."""
         each = message + network / count
