@@ -55,15 +55,15 @@ def run_trials(handout: Handout, course: Course) -> Iterator[Trial]:
         hand_ins = {OPEN: 0, SOLVED: all_points}
         for hand_in, points in hand_ins.items():
             report = folder / f"{hand_in}.json"
-            words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--report", str(report)]
-            end = run(folder / hand_in, *words, makes=report)
+            options = ["-q", "-p", "no:cacheprovider", "--report", str(report)]
+            end = run(folder / hand_in, "-m", "pytest", *options, makes=report)
             tests = [] if end else json.loads(report.read_text(encoding="utf-8"))["tests"]
             yield of_tests(f"pytest, {hand_in}", points, tests, end)
         for name, command in COMMANDS.items():
             yield of_command(name, folder / SOLVED, command)
         graded = folder / "graded"
-        words = ["-m", "staff.grade", *(str(folder / hand_in) for hand_in in hand_ins), "--out", str(graded)]
-        end = run(ROOT, *words, makes=graded / "gradebook.csv")
+        paths = [str(folder / hand_in) for hand_in in hand_ins]
+        end = run(ROOT, "-m", "staff.grade", *paths, "--out", str(graded), makes=graded / "gradebook.csv")
         for hand_in, points in hand_ins.items():
             tests = [] if end else result_store.read(graded, hand_in).tests
             in_book = 0 if end else _in_grade_book(graded / "gradebook.csv", hand_in)

@@ -11,7 +11,8 @@ import pytest
 
 from common.errors import InputError
 from common.paths import ROOT
-from course.table import load_course, read_course, scaled, score_of
+from course.choices import scaled
+from course.table import load_course, read_course, score_of
 from staff.grade.submissions import clean_files
 from staff.handout.assemble import assemble
 from staff.tests.handouts import copied

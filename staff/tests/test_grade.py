@@ -281,7 +281,11 @@ def test_every_hidden_test_has_a_point_of_its_region_whose_points_stay_the_same(
 
 @pytest.mark.parametrize(
     "values, words",
-    [({"visibility": "later"}, "hidden.visibility: expected one of"), ({"visibility": "visible"}, "")],
+    [
+        ({"visibility": "later"}, "hidden.visibility: expected one of"),
+        ({"visibility": "visible"}, ""),
+        ({"tests": [], "visibility": ""}, ""),
+    ],
 )
 def test_a_visibility_that_is_none_is_said_before_anything_is_graded(values, words):
     lines = list(contradictions(replace(COURSE, hidden=COURSE.hidden | values)))
