@@ -52,6 +52,13 @@ def wrap(context: Context, lesson: ModuleType, inputs: Fields) -> object:
     }
 
 
+SUMMED = (
+    "every gradient is the sum of the workers' gradients: did you divide by world_size in your communication hook? "
+    "Without such a hook DistributedDataParallel has averaged already, and something sums once more, as an all_reduce in "
+    "a hook or after backward does: remove it"
+)
+
+
 # --- wrap(), called alone ---
 
 
@@ -96,8 +103,7 @@ def check_wrapped(grade: Grade, script: str) -> None:
                     "a parameter has no gradient: is it frozen, or not part of the wrapped module?": None
                 }
                 if ranks > 1:
-                    again = "DistributedDataParallel has averaged already, and something sums once more, such as an "
-                    mistakes[f"{again}all_reduce in a hook or after backward: remove it"] = right * ranks
+                    mistakes[SUMMED] = right * ranks
                 mistakes["DistributedDataParallel leaves the mean: do not divide it by world_size"] = right / ranks
                 mistakes[cause_of_own_gradients(result, got[0, "class"])] = own[rank][name]
                 mistakes |= averaging.mean_of([one[name] for one in own], rank, payloads, total).mistakes
