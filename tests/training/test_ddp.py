@@ -54,8 +54,8 @@ def wrap(context: Context, lesson: ModuleType, inputs: Fields) -> object:
 
 SUMMED = (
     "every gradient is the sum of the workers' gradients: did you divide by world_size in your communication hook? "
-    "Without such a hook DistributedDataParallel has averaged already, and something sums once more, as an all_reduce in "
-    "a hook or after backward does: remove it"
+    "Without such a hook DistributedDataParallel has averaged already, and something sums once more, as an all_reduce "
+    "in a hook or after backward does: remove it"
 )
 
 
