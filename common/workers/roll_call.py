@@ -103,6 +103,8 @@ def _answer_all(server: socket.socket, config: RunConfig, own: Process, deadline
     for _, channel in there.values():
         channel.send(wrong=wrong, processes={rank: asdict(process) for rank, process in processes.items()})
     if wrong:
+        for _, channel in there.values():
+            channel.close()
         raise InputError(wrong)
     return Roll(processes, {rank: channel for rank, (_, channel) in there.items()})
 
@@ -151,8 +153,10 @@ def _listen(config: RunConfig, own: Process, at_master_port: bool) -> socket.soc
             with contextlib.suppress(OSError):
                 channel = Channel(socket.create_connection(place, GREETING_SECONDS))
                 _announce(channel, config, own)
-                for answer in channel.receive(GREETING_SECONDS):  # of a rank 0 that waits for its workers
-                    raise InputError(answer["wrong"]) from None
+                answers = channel.receive(GREETING_SECONDS)  # of a rank 0 that waits for its workers
+                channel.close()
+                if answers:
+                    raise InputError(answers[0]["wrong"]) from None
         hint = f"{IN_USE}: choose another --master_port"
         if "assign" in str(error):
             hint = "--master_ip must be an address of the machine on which rank 0 runs"
@@ -166,6 +170,17 @@ def _announce(channel: Channel, config: RunConfig, own: Process) -> None:
 def _report_in(place: tuple[str, int], config: RunConfig, own: Process, deadline: float) -> Roll:
     """On any other rank: connect to rank 0, announce this rank, wait for the answer."""
     channel = Channel(_connect(place, config, deadline))
+    try:
+        return Roll(_hear_answer(channel, place, config, own, deadline), {0: channel})
+    except BaseException:  # Ctrl-C, too: rank 0 sees at once that this worker has left
+        channel.close()
+        raise
+
+
+def _hear_answer(
+    channel: Channel, place: tuple[str, int], config: RunConfig, own: Process, deadline: float
+) -> dict[int, Process]:
+    """Return the processes of all ranks, when rank 0 has named them."""
     _announce(channel, config, own)
     # Rank 0 answers when all have connected, or after its own --join_seconds.
     latest = max(time.monotonic() + 1, deadline) + ANSWER_SECONDS
@@ -186,7 +201,7 @@ def _report_in(place: tuple[str, int], config: RunConfig, own: Process, deadline
         raise InputError(answer["wrong"])
     if answer["wrong"]:
         raise OtherRankError(f"rank 0 says: {answer['wrong']}")
-    return Roll({int(rank): Process(**process) for rank, process in answer["processes"].items()}, {0: channel})
+    return {int(rank): Process(**process) for rank, process in answer["processes"].items()}
 
 
 def _connect(place: tuple[str, int], config: RunConfig, deadline: float) -> socket.socket:
