@@ -71,7 +71,7 @@ def _look_at_file(tree: Path, file: str) -> list[Flag]:
         return []
 
 
-@functools.lru_cache(maxsize=256)  # whoever grades many trees in one process meets the same files again and again
+@functools.lru_cache(maxsize=256)  # a bank grades many trees with the same files in one process
 def _flags(file: str, content: bytes) -> tuple[Flag, ...]:
     module = ast.parse(content, file)
     lines: dict[str, set[int]] = {}

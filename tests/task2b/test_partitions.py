@@ -71,7 +71,7 @@ def partition(context: Context, lesson: ModuleType, inputs: Any) -> object:
         try:
             part[len(index)]
             beyond = "an example"
-        except Exception as error:
+        except Exception as error:  # of the student: which one it is, is looked at
             beyond = "IndexError" if isinstance(error, IndexError) else type(error).__name__
         left = {
             "examples": backwards[::-1],

@@ -53,7 +53,7 @@ def number(value: Any) -> float:
     """Return a value as a number, nan where it is none."""
     try:
         return float(value)
-    except Exception:
+    except Exception:  # of any object that a student has recorded
         return float("nan")
 
 

@@ -24,7 +24,7 @@ def fork_rank(rank: int, work: Callable[[int], None]) -> int:
     try:
         work(rank)
         code = 0
-    except BaseException:
+    except BaseException:  # whatever it raises, this child ends here; its code says it
         traceback.print_exc()
     finally:
         sys.stdout.flush()
