@@ -16,6 +16,8 @@ from common.errors import InputError
 from common.paths import ROOT
 from staff.tests.workers import group
 
+pytest.importorskip("tensorboard")
+
 EXAMPLE = f"{ROOT}/benchmark/example_model.py:build"
 WRONG = """
 from benchmark.example_model import build as right
