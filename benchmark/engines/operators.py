@@ -1,6 +1,7 @@
 """Builds DeepSpeed's operators before workers meet, once for all programs of a user, and says so."""
 
 import contextlib
+import importlib.util
 import io
 import os
 import sys
@@ -25,6 +26,8 @@ def compile_operators(strategies: Iterable[str], no_cuda: bool) -> None:
     With a CUDA build of torch, the optimizer for CPUs may need CUDA's compiler, so there only offloading builds it.
     """
     needed = [zero for name in strategies if (zero := STRATEGIES[name].zero)]
+    if not importlib.util.find_spec("deepspeed"):
+        return  # each of its strategies says so, or is left out
     on_gpu = torch.cuda.is_available() and not no_cuda
     if needed and not on_gpu:
         use_cpu()
