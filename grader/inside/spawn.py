@@ -115,5 +115,5 @@ def main(descriptor: int) -> None:
     if start["measures"]:
         zygote.prepare_to_be_measured()
     zygote.limit_memory()
-    confine = partial(zygote.confine, start["rank"], start["folder"], (), lambda *_: None)
+    confine = partial(zygote.confine, start["rank"], start["folder"], (), start["measures"], lambda *_: None)
     zygote.become_rank(confine, start["terminal"], *descriptors)

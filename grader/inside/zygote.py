@@ -46,7 +46,8 @@ MOST_MEMORY = 1 << 30  # bytes that a rank may take for itself; a right solution
 MOST_DESCRIPTORS = 256  # a zygote has fewer
 
 
-Walls = Callable[[int, str, Sequence[str]], None]  # called with a rank, its folder, and what it alone may do
+# Called with a rank, its folder, what it alone may do, and whether its memory is measured.
+Walls = Callable[[int, str, Sequence[str], bool], None]
 
 
 def walls_named(words: str) -> Walls:
@@ -61,7 +62,7 @@ def walls_named(words: str) -> Walls:
     return lambda *arguments: build(*arguments, policy)
 
 
-def confine(rank: int, folder: str, allows: Sequence[str], build_walls: Walls) -> None:
+def confine(rank: int, folder: str, allows: Sequence[str], measured: bool, build_walls: Walls) -> None:
     """Confine a freshly forked rank, before any student code runs in it.
 
     Here: a session of its own, death together with the zygote, no core files, a folder of its own. The walls, such as
@@ -74,7 +75,7 @@ def confine(rank: int, folder: str, allows: Sequence[str], build_walls: Walls) -
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.chdir(folder)
     os.environ["TMPDIR"] = tempfile.tempdir = folder
-    build_walls(rank, folder, allows)
+    build_walls(rank, folder, allows, measured)
 
 
 class Zygote:
@@ -144,7 +145,7 @@ class Zygote:
                 limit_memory()
                 if request["given"] != self.given:
                     preload.forget_common()
-                walls = partial(confine, rank, folder, request["allows"], self.walls)
+                walls = partial(confine, rank, folder, request["allows"], request["measures"], self.walls)
                 become_rank(walls, request["terminals"].get(str(rank), ""), *own_fds[rank])
             pids.append(pid)
         return pids
