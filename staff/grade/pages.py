@@ -13,6 +13,7 @@ from typing import Any
 
 import jinja2
 
+from course.rows import RegionRow
 from course.table import Course, score_in_words
 from grader import messages
 from grader.report import Entry, entries_of
@@ -94,7 +95,7 @@ def _task(row: GradedHandIn, course: Course, id: str) -> dict[str, Any]:
     return {"id": id, "title": course.tasks[id].title, "regions": regions} | _sums(regions)
 
 
-def _region(row: GradedHandIn, course: Course, region: Any) -> dict[str, Any]:
+def _region(row: GradedHandIn, course: Course, region: RegionRow) -> dict[str, Any]:
     tests = [test for test in entries(row) if test.region == region.id]
     about = {"id": region.id, "title": region.title, "file": region.file, "readme": course.readme(region.id)}
     return about | {

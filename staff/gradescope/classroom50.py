@@ -59,7 +59,7 @@ def result(row: GradedHandIn, course: Course, environment: Mapping[str, str], no
     return {"schema": "classroom50/result/v1", **texts, **time, **score, "tests": tests}
 
 
-def not_here(test: Mapping[str, Any]) -> str:
+def not_here(test: Mapping[str, object]) -> str:
     return f" ({NOT_GRADED_HERE})" if test["status"] == NOT_GRADED_HERE else ""
 
 

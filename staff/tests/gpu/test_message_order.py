@@ -49,8 +49,8 @@ class Program:
         self.steps.append(("start", Transfer(key, messages)))
         return SentHandle(self, self.steps[-1][1])
 
-    def one(self, is_send: bool) -> Callable[..., Any]:
-        def call(tensor: object, peer: int, group: Any = None) -> SentHandle:
+    def one(self, is_send: bool) -> "Callable[..., SentHandle]":
+        def call(tensor: object, peer: int, group: object = None) -> SentHandle:
             return self.start((group, min(self.rank, peer), max(self.rank, peer)), [(is_send, peer)])
 
         call.__name__ = "isend" if is_send else "irecv"
