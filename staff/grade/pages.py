@@ -34,7 +34,7 @@ class FailedTests:
     test: Entry
     same: tuple[str, ...]
     max_points: int
-    output: list[dict[str, Any]]
+    output: list[dict[str, str]]
 
     @property
     def sentence(self) -> str:
@@ -50,7 +50,7 @@ def sentence(test: str) -> str:
     return test.rpartition("::")[2].removeprefix("test_").replace("_", " ")
 
 
-def ranks_alike(output: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def ranks_alike(output: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
     """Ranks that printed the same and ended alike are shown once."""
     alike: dict[tuple, list[int]] = {}
     for rank in output:

@@ -187,7 +187,9 @@ def divided_by(number: int) -> Callable[[OneParameter], np.ndarray]:
     return lambda g: g.all.sum(0) / number
 
 
-def mean_of(gradients: list[np.ndarray], rank: int, payloads: Payloads, total: float, limit: Any = None) -> Expected:
+def mean_of(
+    gradients: list[np.ndarray], rank: int, payloads: Payloads, total: float, limit: np.ndarray | float | None = None
+) -> Expected:
     """Expect the mean of one parameter's gradients on a rank."""
     one = OneParameter(np.asarray(gradients, np.float64), rank, payloads.include(rank, gradients[rank]))
     mean = np.asarray(one.all.mean(0))

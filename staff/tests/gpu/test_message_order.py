@@ -56,7 +56,7 @@ class Program:
         call.__name__ = "isend" if is_send else "irecv"
         return call
 
-    def batch(self, messages: Sequence[Any]) -> "list[SentHandle]":
+    def batch(self, messages: Sequence[dist.P2POp]) -> "list[SentHandle]":
         """Stand for batch_isend_irecv."""
         return [self.start((None,), [(one.op.__name__ == "isend", one.peer) for one in messages])]
 
