@@ -242,7 +242,7 @@ def run_train(context: Context, lesson: Any, inputs: Fields) -> None:
     lesson.train(config, worker, model, *data, record)
 
 
-def glue_data(context: Context, config: Any, inputs: Fields) -> tuple[object, ...]:
+def glue_data(context: Context, config: GlueConfig, inputs: Fields) -> tuple[object, ...]:
     """Return the data of a run_glue.py: the first examples, as many as the argument `train` says, train."""
     from common.data.glue import TASKS, Features, GlueData
 
@@ -254,7 +254,7 @@ def glue_data(context: Context, config: Any, inputs: Fields) -> tuple[object, ..
     return (GlueData(TASKS[config.task_name], features(slice(train)), features(slice(train, None))),)
 
 
-def gpt2_data(context: Context, config: Any, inputs: Fields) -> tuple[object, ...]:
+def gpt2_data(context: Context, config: Gpt2Config, inputs: Fields) -> tuple[object, ...]:
     """Return a loader and the validation blocks; all blocks if the script makes its loader (without `loaded`)."""
     blocks: Any = list(inputs["ids"])
     validation = list(inputs["validation"])
