@@ -61,7 +61,7 @@ class Grading:
     files: Sequence[str]
     catalogue: Tests
     graders: str  # digest of all that decides on points
-    sandbox: dict[str, Any]
+    sandbox: dict[str, object]
     seed: int | None  # None: each hand-in has its own, which it keeps
     deadline: float
     fresh_inputs: bool = False  # another seed for a hand-in that was graded before, too
@@ -250,7 +250,7 @@ def not_graded_here(tests: Tests) -> list[str]:
     return [f"{NOT_GRADED_HERE}: {test['id']} ({test['region']}, points: {test['max_points']})" for test in lost]
 
 
-def environment() -> dict[str, Any]:
+def environment() -> dict[str, object]:
     """What the points may depend on."""
     versions = {package: metadata.version(package) for package in PACKAGES}
     return {"python": platform.python_version(), **versions, "system": platform.system(), "cpus": os.cpu_count()}

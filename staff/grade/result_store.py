@@ -21,7 +21,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from common.errors import InputError
 from common.paths import atomic_write
@@ -71,7 +71,7 @@ def owners(out: Path) -> dict[str, str]:
     return called
 
 
-def keep(out: Path, row: GradedHandIn, shown: dict[str, Any], page: str) -> None:
+def keep(out: Path, row: GradedHandIn, shown: dict[str, object], page: str) -> None:
     """Write the results of one submission; report.json comes last, with what is `shown` to the student."""
     folder, run = folder_of(out, row.name), dict(row.run)
     if shown.get("hidden"):
@@ -134,7 +134,7 @@ def at_work(out: Path, part: str = "") -> Iterator[Path]:
             shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _lock(file: Any, kind: int, out: Path) -> None:
+def _lock(file: IO[str], kind: int, out: Path) -> None:
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:
