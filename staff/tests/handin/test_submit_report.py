@@ -365,4 +365,5 @@ def test_letters_that_our_fonts_lack_come_from_fonts_of_the_system_and_the_rest_
     missing = pdf.add_fonts_for(f"a \u05d0 {letter} \u5f20", pages)
 
     assert missing == {"\u5f20"} and len(pages.fonts) == 1
+    pages.fonts["other0"].ttfont.close()
     assert markdown_to_pdf("# \u5f20 \u4f1f, \u05e9\u05dc\u05d5\u05dd", Path(), "T", "\u5f20")
