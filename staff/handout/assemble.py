@@ -24,6 +24,7 @@ from course.graded_tests import graded_tests
 from course.manifest import code_digest
 from course.table import Course, files_matching, load_course
 from course.zip_files import mode_of, write_zip
+from staff.handout.dead_ends import Follower, dead_ends
 from staff.handout.imported import with_imports
 from staff.handout.leaks import find_leaks
 from staff.handout.points import with_points
@@ -49,20 +50,31 @@ class Handout:
 def assemble(root: Path) -> Handout:
     """Make the handout of a source tree without writing anything."""
     course = load_course(root / "course.toml")
-    files: dict[str, bytes] = {}
-    all_regions: list[Region] = []
-    for source, name in _names(root, course).items():
-        content = (root / source).read_bytes()
-        if source.endswith(".py"):
-            all_regions += find_regions(content.decode(), source)
-        elif source.endswith("README.md"):
-            content = with_points(content.decode(), course).encode()
+    names = _names(root, course)
+    contents = {source: (root / source).read_bytes() for source in names}
+    programs = {source: content.decode() for source, content in contents.items() if source.endswith(".py")}
+    all_regions = [region for source, text in programs.items() for region in find_regions(text, source)]
+    regions = [region for region in all_regions if region.id in course.regions]
+    solved = {region.id: region.file for region in reversed(all_regions) if course.is_given_solved(region.id)}
+    follower = Follower(
+        course,
+        files={*names.values()},
+        source={path.relative_to(root).as_posix() for path in root.glob("[!.]*/**/*.*")},
+        solved=solved,
+    )
+    files = {}
+    for source, name in names.items():
+        content = for_students(contents[source], source, course)
         if source == "README.md" and course.title:
             content = re.sub(rb"\A# .*", f"# {course.title}: an assignment".encode(), content)
-        files[name] = renamed(for_students(content, source, course), course)
-    given_solved = list(dict.fromkeys(region.id for region in all_regions if region.id not in course.regions))
-    regions = [region for region in all_regions if region.id in course.regions]
+        if source.endswith(".md"):
+            text = with_points(content.decode(), course, solved)
+            content = follower.follow(text, source).encode()
+        files[name] = renamed(content, course)
+    given_solved = [id for id in course.dropped if id in solved]
     problems = _misplaced(course, regions, files)
+    pages = {name: content.decode() for name, content in files.items() if name.endswith(".md")}
+    problems += dead_ends(pages, files, course)
     graded = {test.region for test in graded_tests(root, course).values()}
     problems += [
         f"course.toml: region {id} has no graded test in {', '.join(row.tests)}; write one, or fix `tests`"
