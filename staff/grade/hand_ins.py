@@ -6,6 +6,7 @@ that says so, and costs nobody else anything.
 """
 
 import contextlib
+import functools
 import json
 import os
 import platform
@@ -24,6 +25,7 @@ from typing import Any
 
 from common.errors import InputError
 from common.paths import ROOT
+from course.manifest import code_digest, version_of
 from course.table import NOT_GRADED_HERE, Course, files_matching, load_course, score_in_words, score_of
 from grader.session import SEED_BITS
 from staff.grade import result_store, texts
@@ -32,6 +34,7 @@ from staff.grade.hidden_tests import check, visible_part
 from staff.grade.own_process import Unfinished, run_apart
 from staff.grade.own_texts import Opened, Tests, digest, nothing, open_into, page, read_report, unreadable
 from staff.grade.submissions import Submission, called, clean_files
+from staff.handout.assemble import renamed
 from staff.sandbox.graded_run import probe, run_graded
 
 DEADLINE = 600.0  # seconds for the graders of one submission; single tests have shorter ones of their own
@@ -68,6 +71,12 @@ class Grading:
     again: bool = False  # also what has not changed
     allow_lower: bool = False  # otherwise a hand-in that is graded again keeps its points if it would have fewer
     stop: threading.Event = field(default_factory=threading.Event)  # set when the whole run ends early
+
+    @functools.cached_property
+    def version(self) -> str:
+        """The version of today's handout."""
+        files = {name: content for name, content in self.clean.items() if self.course.may_student_change(name)}
+        return version_of({name: code_digest(renamed(content, self.course)) for name, content in files.items()})
 
     @classmethod
     def prepare(
@@ -135,7 +144,9 @@ class Grading:
 
     def _open(self, submission: Submission, folder: Path) -> Opened:
         try:
-            return run_apart(open_into, submission.path, self.clean, self.course, folder, seconds=OPEN_TIME)
+            return run_apart(
+                open_into, submission.path, self.clean, self.course, folder, self.version, seconds=OPEN_TIME
+            )
         except Unfinished as error:
             return unreadable(f"unpacking failed ({error})")
 

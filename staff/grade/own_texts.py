@@ -3,6 +3,7 @@
 Messages of the graders can quote a hand-in, so every text is cut: see texts.py.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -31,8 +32,9 @@ class Opened(NamedTuple):
     measured: tuple[str, ...] = ()  # see staff/grade/measurements.py
 
 
-def open_into(path: Path, clean: dict[str, bytes], course: Course, folder: Path) -> Opened:
-    """Unpack a hand-in into folder/unpacked and write what is graded of it into folder/tree."""
+def open_into(path: Path, clean: dict[str, bytes], course: Course, folder: Path, version: str) -> Opened:
+    """Unpack a hand-in into folder/unpacked and write what is graded of it into folder/tree; `version` is that of
+    today's handout."""
     try:
         ignored = unpack(path, folder / "unpacked")
         files, notes = choose(folder / "unpacked", course)
@@ -40,9 +42,20 @@ def open_into(path: Path, clean: dict[str, bytes], course: Course, folder: Path)
         write_tree(clean, files, folder / "tree")
         times = measured(folder / "unpacked")
         contents = [part for name in sorted(files) for part in (os.fsencode(name), files[name])]
+        notes += older_handout(folder / "unpacked", version)
         return Opened(digest(*contents, *map(str.encode, times)), ignored + notes, measured=tuple(times))
     except Exception as error:  # whatever a hostile zip can cause
         return unreadable(reason(error))
+
+
+def older_handout(folder: Path, version: str) -> list[str]:
+    """A note if `submit.py pack` made a hand-in of another handout. It is graded as it is: lines outside of regions are
+    those of its own handout."""
+    for path in sorted(folder.rglob("handout.json"))[:1]:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            if (own := str(json.loads(path.read_text(encoding="utf-8"))["version"])[:8]) != version:
+                return [f"made with handout {own}, and graded as such; today's is {version} (python submit.py update)"]
+    return []
 
 
 def unreadable(why: str) -> Opened:
