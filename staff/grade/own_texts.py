@@ -4,6 +4,7 @@ Messages of the graders can quote a hand-in, so every text is cut: see texts.py.
 """
 
 import contextlib
+import difflib
 import hashlib
 import json
 import os
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from common.errors import InputError
+from course.next_step import written
 from course.table import Course
 from staff.grade import pages, texts
 from staff.grade.gradebook import GradedHandIn
@@ -46,6 +48,13 @@ def open_into(path: Path, clean: dict[str, bytes], course: Course, folder: Path,
         return Opened(digest(*contents, *map(str.encode, times)), ignored + notes, measured=tuple(times))
     except Exception as error:  # whatever a hostile zip can cause
         return unreadable(reason(error))
+
+
+def compared(tree: Path, course: Course, region: str, solution: str) -> str:
+    """A diff from a student's lines of a region to a solution."""
+    mine = "\n".join(written(course, tree).get(region, ()))
+    lines = difflib.unified_diff(mine.splitlines(), solution.splitlines(), "yours", "a solution", lineterm="")
+    return texts.message("\n".join(lines))
 
 
 def older_handout(folder: Path, version: str) -> list[str]:

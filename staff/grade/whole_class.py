@@ -22,6 +22,7 @@ from pathlib import Path
 
 from common.errors import InputError
 from common.paths import ROOT
+from course.table import load_course
 from grader.wire.processes import descendants, kill_all
 from staff.grade import result_store
 from staff.grade.class_files import ROSTER, summary, write_class
@@ -117,7 +118,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             seed=options.seed,
             deadline=options.deadline,
             fresh_inputs=options.fresh_inputs,
-            again=options.again,
+            again=options.again or bool(options.solution),
+            solution=options.solution,
             allow_lower=options.allow_lower,
         )
         print("".join(f"{line}\n" for line in not_graded_here(grading.catalogue)), end="", flush=True)
@@ -178,6 +180,12 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--roster", type=Path, metavar="CSV", help="who takes the course, for DIR/grades.csv; see staff/grade/roster.py"
     )
+    parser.add_argument(
+        "--solution",
+        default="",
+        metavar="REGION",
+        help="after the deadline: compare this region on the pages with ours",
+    )
     parser.add_argument("--no-hidden", action="store_true", help="leave out the hidden tests")
     parser.add_argument("--tests", nargs="+", metavar="TEST", help="run only these tests (files or pytest node ids)")
     options = parser.parse_args(argv)
@@ -185,6 +193,8 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     options.submissions = [new or path for new, path in zip(known, options.submissions, strict=True)]
     if missing := [path for path in options.submissions if not path.exists()]:
         raise InputError(f"{missing[0]}: no such folder or zip; check the path")
+    if options.solution and options.solution not in load_course().regions:
+        raise InputError(f"--solution: expected a region of the course, got {options.solution!r}")
     if options.jobs < 1:
         raise InputError(f"--jobs: expected at least 1, got {options.jobs}")
     if os.path.realpath(options.out) == str(ROOT) or options.out.is_file():
