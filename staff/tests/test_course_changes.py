@@ -198,7 +198,7 @@ def test_a_changed_course_gives_all_points_to_its_solution_and_none_to_its_hando
 @pytest.mark.medium
 def test_points_that_are_exchanged_are_those_of_the_handout_and_of_its_graders(tree):
     def exchange(text):  # 100 points in all, as before
-        for region, before, after in (("1.2", 3, 5), ("1.3", 4, 2)):
+        for region, before, after in (("1.2", 2, 3), ("1.3", 2, 1)):
             head, section, tail = text.partition(f'[regions."{region}"]')
             text = head + section + tail.replace(f"points = {before}", f"points = {after}", 1)
         return text
@@ -209,11 +209,11 @@ def test_points_that_are_exchanged_are_those_of_the_handout_and_of_its_graders(t
     collect = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-m", "task1", "--report", "report.json"]
     subprocess.run(collect, cwd=tree, capture_output=True, check=True)
 
-    assert "| 1.2 | backward | task1_single/run_glue.py | 5 |" in readme
+    assert "| 1.2 | backward | task1_single/run_glue.py | 3 |" in readme
     most = Counter[str]()
     for test in json.loads((tree / "report.json").read_text())["tests"]:
         most[test["region"]] += test["max_points"]
-    assert most == {"1.1": 3, "1.2": 5, "1.3": 2, "1.4": 3}
+    assert most == {"1.1": 2, "1.2": 3, "1.3": 1, "1.4": 2}
 
 
 @pytest.mark.medium
@@ -243,7 +243,7 @@ def test_without_task_4_the_pipeline_and_the_bonus_neither_folders_nor_tests_nor
     table = handout.files["README.md"].decode().split("## Regions and points")[1]
     assert "| 4.1 |" not in table and "| p.1 |" not in table and "b.16" not in table.split("\n## ")[0]
     assert "| | total | | 100 |" in table
-    assert re.search(r"\| 1\.1 \|.*\| 5 \|", table), "the points of what is left are scaled to the same total"
+    assert re.search(r"\| 1\.1 \|.*\| 3 \|", table), "the points of what is left are scaled to the same total"
 
 
 def test_a_region_without_a_test_is_named(tree):
