@@ -21,6 +21,7 @@ from common.errors import InputError
 from common.paths import ROOT
 from course.table import load_course
 from handin.pdf import markdown_to_pdf
+from handin.records import find_runs
 from handin.report import build_report, sections_of
 from staff.grade.submissions import write_files
 from staff.tests.handouts import solved_handout
@@ -130,6 +131,17 @@ def test_every_figure_is_that_of_the_records(tree):
     assert f"| 1 | 1 | 8 | {row['training_time']:.3f} | {row['tokens_per_second']:.0f} |" in text
     figures = re.findall(r"\]\((figures/\w+\.png)\)", text)
     assert len(figures) == 10 and all((tree / "report" / name).stat().st_size > 5000 for name in figures)
+
+
+def test_of_two_runs_that_are_long_enough_the_one_in_its_own_folder_counts(tree):
+    runs = tree / "runs"
+    shutil.copytree(runs / "task3_ddp", runs / "again")
+    for name, iterations in (("task3_ddp", 40), ("again", 48)):
+        for file in (runs / name).glob("rank*.json"):
+            record = json.loads(file.read_text())
+            file.write_text(json.dumps(record | {"iterations": (record["iterations"] * 8)[:iterations]}))
+
+    assert [run.name for run in find_runs(runs, tree).of("task3")] == ["task3_ddp", "again"]
 
 
 def test_the_demo_shows_mean_losses_the_bytes_of_root_and_others_and_the_speed_of_all(tree, monkeypatch):
