@@ -1,4 +1,4 @@
-"""The pictures of the READMEs: one step of tasks 1 to 3, the pipeline and ZeRO-3; and the memory of ZeRO.
+"""The pictures of the READMEs: one step of tasks 1 to 3, of the pipeline and of ZeRO-3; and those of drawings.py.
 
     python -m cluster.demo.pictures [--rate 1gbit] [--only 2a 3] [--redraw]
 
@@ -12,11 +12,11 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from cluster.demo.drawings import DRAWINGS
 from cluster.demo.random_bert import random_bert
 from cluster.emulate import bits_per_second, on_nodes, why_not
 from cluster.launch import run_silently
 from common.errors import InputError, exit_on_input_error
-from common.figures import COLOURS, HATCHES, figure
 from common.paths import ROOT
 from common.timeline.boxes import Box, Timeline, shortest_step
 from common.timeline.parts import table
@@ -103,36 +103,19 @@ def first_ranks(timeline: Timeline, count: int) -> Timeline:
     return replace(timeline, world_size=min(count, timeline.world_size), steps=steps, boxes=boxes)
 
 
-def draw_memory(path: Path) -> None:
-    """Draw the bytes that a worker keeps for each fp32 parameter with Adam, on 4 workers."""
-    kept = {"values": (4, 4, 4, 1), "gradients": (4, 4, 1, 1), "optimizer states": (8, 2, 2, 2)}
-    names = ["DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3"]
-    with figure(path, height=2.4) as axes:
-        left = [0] * len(names)
-        for (part, sizes), colour, hatch in zip(kept.items(), COLOURS, HATCHES, strict=False):
-            bars = axes.barh(names, sizes, left=left, color=colour, edgecolor="black", hatch=hatch, label=part)
-            axes.bar_label(bars, label_type="center", bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})
-            left = [before + size for before, size in zip(left, sizes, strict=True)]
-        for row, total in enumerate(left):
-            axes.text(total + 0.2, row, f"{total}", va="center", weight="bold")
-        axes.invert_yaxis()
-        axes.set_xlim(0, 18)
-        axes.set_xlabel("bytes per parameter on each of 4 workers")
-        axes.legend(frameon=False, loc="lower right")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rate", default="1gbit", help="rate of each node's link (%(default)s)")
-    names = [*(picture.name for picture in PICTURES), "memory"]
+    names = [*DRAWINGS, *(picture.name for picture in PICTURES)]
     parser.add_argument("--only", nargs="+", choices=names, default=names, help="the pictures to make (all)")
     parser.add_argument("--into", type=Path, default=ROOT, help="write them below this folder (the repository)")
     parser.add_argument("--redraw", action="store_true", help="draw earlier runs again, without running anything")
     arguments = parser.parse_args()
     if arguments.rate != "none":
         bits_per_second(arguments.rate)
-    if "memory" in arguments.only:
-        draw_memory(arguments.into / "beyond/memory.png")
+    for name, (draw_it, file) in DRAWINGS.items():
+        if name in arguments.only:
+            draw_it(arguments.into / file)
     chosen = [picture for picture in PICTURES if picture.name in arguments.only]
     if chosen and not arguments.redraw and (reason := why_not()):
         raise InputError(f"the pictures need emulated nodes: {reason}")
