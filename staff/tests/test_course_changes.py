@@ -243,7 +243,7 @@ def test_without_task_4_the_pipeline_and_the_bonus_neither_folders_nor_tests_nor
     table = handout.files["README.md"].decode().split("## Regions and points")[1]
     assert "| 4.1 |" not in table and "| p.1 |" not in table and "b.16" not in table.split("\n## ")[0]
     assert "| | total | | 100 |" in table
-    assert re.search(r"\| 1\.1 \|.*\| 3 \|", table), "the points of what is left are scaled to the same total"
+    assert re.search(r"\| 1\.1 \|.*\| 4 \|", table), "the points of what is left are scaled to the same total"
 
 
 def test_a_region_without_a_test_is_named(tree):
