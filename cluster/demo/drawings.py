@@ -48,10 +48,8 @@ def heads(path: Path) -> None:
         for column in range(12):
             third, head = divmod(column, 4)
             rank = head // 2
-            style = {"color": COLOURS[4 - 3 * rank], "edgecolor": "black", "hatch": HATCHES[rank]}
-            axes.barh(0, 1, left=column, **style)
-            axes.barh(1 + rank, 1, left=4 * third + head % 2 + 2 * rank, **style)
             for row in (0, 1 + rank):
+                axes.barh(row, 1, left=column, color=COLOURS[4 - 3 * rank], edgecolor="black", hatch=HATCHES[rank])
                 axes.text(column + 0.5, row, f"{'qkv'[third]}{head}", ha="center", va="center", bbox=LABEL)
         for third in (4, 8):
             axes.axvline(third, color="black", linewidth=2)

@@ -122,8 +122,8 @@ def _draw_rank(axes: "Axes", timeline: Timeline, rank: int, named: bool) -> None
         if box.row == "network" and part is box and 1e3 * (box.end - box.start) > LETTER * shown_ms:
             middle = (box.start + box.end) / 2 * 1e3
             under = {"facecolor": NETWORK, "edgecolor": "none", "pad": 0.5}
-            centre = {"ha": "center", "va": "center"}
-            axes.text(middle, top + height / 2, box.name, **centre, fontsize=FONT - 5, clip_on=True, bbox=under)
+            text = axes.text(middle, top + height / 2, box.name, fontsize=FONT - 5, clip_on=True, bbox=under)
+            text.set(ha="center", va="center")
 
 
 def _letter(axes: "Axes", box: Box, height: float) -> None:
