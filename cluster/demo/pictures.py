@@ -9,6 +9,7 @@ backward pass. The picture shows the shortest of three steps.
 
 import argparse
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -103,6 +104,21 @@ def first_ranks(timeline: Timeline, count: int) -> Timeline:
     return replace(timeline, world_size=min(count, timeline.world_size), steps=steps, boxes=boxes)
 
 
+def draw_together(pictures: Sequence[Picture], arguments: argparse.Namespace) -> None:
+    """Make some pictures, all with the time axis of the longest step."""
+    made: dict[str, Timeline] = {}
+    for picture in pictures:
+        timeline = made[picture.name] = make(picture, arguments.rate, arguments.redraw)
+        print(f"{timeline.title} {picture.file}\n{table(timeline)}", flush=True)
+    longest = max((step.end for timeline in made.values() for step in timeline.steps), default=0.0)
+    for picture in pictures:
+        if picture.file:
+            unit = 2 * UNIT if picture.of_blocks else UNIT
+            draw(made[picture.name], arguments.into / picture.file, longest, unit)
+    if made.keys() >= set(LADDER):
+        draw_below_each_other([first_ranks(made[name], 2) for name in LADDER], arguments.into / "docs/one_step.png")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rate", default="1gbit", help="rate of each node's link (%(default)s)")
@@ -119,17 +135,10 @@ def main() -> None:
     chosen = [picture for picture in PICTURES if picture.name in arguments.only]
     if chosen and not arguments.redraw and (reason := why_not()):
         raise InputError(f"the pictures need emulated nodes: {reason}")
-    made: dict[str, Timeline] = {}
+    draw_together([picture for picture in chosen if picture.name in LADDER], arguments)
     for picture in chosen:
-        timeline = made[picture.name] = make(picture, arguments.rate, arguments.redraw)
-        print(f"{timeline.title} {picture.file}\n{table(timeline)}", flush=True)
-    longest = max((step.end for name in LADDER if name in made for step in made[name].steps), default=0.0)
-    for picture in chosen:
-        if picture.file:
-            seconds, unit = longest if picture.name in LADDER else 0.0, 2 * UNIT if picture.of_blocks else UNIT
-            draw(made[picture.name], arguments.into / picture.file, seconds, unit)
-    if made.keys() >= set(LADDER):
-        draw_below_each_other([first_ranks(made[name], 2) for name in LADDER], arguments.into / "docs/one_step.png")
+        if picture.name not in LADDER:
+            draw_together([picture], arguments)
 
 
 if __name__ == "__main__":
