@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from grader.inside.storage import BrokeredStorage
 from grader.wire.connection import Wire
 from grader.wire.request import Job
 
@@ -73,6 +74,10 @@ class Context:
     def event(self, name: str, **data: object) -> None:
         """Note an event in the rank's list, between the collectives before and after it."""
         self._wire.event(name, data)
+
+    def storage(self, number: int = 0) -> BrokeredStorage:
+        """Return the storage of this number, which all ranks of the run share; see Request.storages."""
+        return BrokeredStorage(self._wire, self.rank, number)
 
     def measure(self, point: str) -> None:
         """Wait until all ranks are here and the grader has measured their memory, see Result.memory.

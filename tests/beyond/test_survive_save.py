@@ -1,0 +1,258 @@
+"""A checkpoint of all ranks, b.19: complete or not there at all, whenever a rank is killed, for any number of ranks.
+
+No rank is killed here. One run is enough: the grader keeps the storage, and computes from the ranks' operations every
+content that a crash could have left (grader/crash_states.py). Each of them is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from grader.arithmetic import EXACT
+from grader.compare import Expected, check
+from grader.crash_states import Content, CrashState, crash_states
+from grader.grading import Grade
+from grader.in_rank import in_rank, run
+from grader.ranks.calls import Call
+from grader.ranks.outcome import Result
+from grader.ranks.phrases import short
+from grader.wire import drawn
+from grader.wire.values import Fields
+
+if TYPE_CHECKING:  # what a function finds in a rank
+    from grader.inside.tools import Context
+    from tests.beyond.survive_in_rank import load_one, save_one
+
+graded = pytest.mark.graded
+IN_RANK = "tests/beyond/survive_in_rank.py"
+SIZES = (2, 3, 4)  # of the jobs that save and that load
+LENGTHS = {"values": 11, "exp_avg": 11, "exp_avg_sq": 11, "bias": 3}  # with 2, 3 and 4 ranks, some shards are padded
+LARGE = dict.fromkeys(("values", "exp_avg", "exp_avg_sq"), 40_001)
+OVERHEAD = 20_000  # bytes for manifests, and for torch.save's own
+DRAWN_STATES = 3  # of each number of ranks: what a crash has left where the next job saves
+
+
+# --- what a rank does ---
+
+
+@in_rank(uses=[IN_RANK])
+def save_all(context: Context, lesson: ModuleType, inputs: Any) -> object:
+    """Save this rank's states, one after the other, in one storage after the other; before that, load if asked to."""
+    for storage, states in enumerate(inputs):
+        if context.arguments["loads"]:
+            load_one(context, lesson, storage)
+        for saved in states:
+            yield save_one(context, lesson, storage, saved)
+
+
+@in_rank(uses=[IN_RANK])
+def load_all(context: Context, lesson: ModuleType, inputs: int) -> object:
+    """Yield what load returns for each storage."""
+    for storage in range(inputs):
+        yield load_one(context, lesson, storage)
+
+
+# --- what is saved ---
+
+
+def whole(grade: Grade, step: int, lengths: dict[str, int]) -> dict[str, np.ndarray]:
+    """Return the whole tensors of a step."""
+    return {
+        name: drawn.generator(grade.seed, 71, step, i).normal(size=length).astype(np.float32)
+        for i, (name, length) in enumerate(lengths.items())
+    }
+
+
+def cut(tensor: np.ndarray, rank: int, ranks: int) -> np.ndarray:
+    """Return a rank's shard, padded with zeros."""
+    length = -(-len(tensor) // ranks)
+    own = tensor[rank * length :][:length]
+    return np.pad(own, (0, length - len(own)))
+
+
+def data_of(step: int) -> dict[str, int]:
+    return {"seed": 7, "epoch": step // 3, "position": step * 12 % 52}
+
+
+def saved(grade: Grade, step: int, rank: int, ranks: int, lengths: dict[str, int]) -> Fields:
+    shards = {name: cut(tensor, rank, ranks) for name, tensor in whole(grade, step, lengths).items()}
+    return {"step": step, "shards": shards, "lengths": lengths, "data": data_of(step)}
+
+
+def save_steps(
+    grade: Grade, ranks: int, steps: Sequence[Sequence[int]], lengths: dict[str, int] = LENGTHS, *,
+    storages: Sequence[Content] = (), full: tuple[int, int] | None = None,
+) -> Result:  # fmt: skip
+    """Save these steps in each storage; where something is in the storages, the ranks load it first."""
+    inputs = [[[saved(grade, step, rank, ranks, lengths) for step in own] for own in steps] for rank in range(ranks)]
+    where, contents = f"{ranks} ranks save: ", storages or [{} for _ in steps]
+    result = run(grade, save_all, inputs, where=where, storages=contents, full=full, loads=bool(storages))
+    for rank, changed in enumerate(result.values):
+        if name := next((one for one in changed if one and not one.startswith("OSError")), ""):
+            grade.fail(f"{where}save has changed the shard `{name}` of rank {rank}")
+    return result
+
+
+# --- what is loaded ---
+
+
+def check_loaded(grade: Grade, where: str, values: Sequence[Fields], least: int, newest: int) -> None:
+    """Check what the ranks have loaded: one step from `least` to `newest`, and the whole tensors of this step."""
+    for rank, value in enumerate(values):
+        if value["step"] < 0:
+            grade.fail(
+                f"{where}load raises {value['kind']} on rank {rank}: the newest checkpoint looks complete and is not",
+                kind="a crash leaves a checkpoint that looks complete and is not",
+            )
+        if value["kind"] not in ("a State", "None"):
+            grade.fail(f"{where}expected a State or None from load on rank {rank}, got {value['kind']}")
+    steps = [value["step"] for value in values]
+    if len(set(steps)) > 1:
+        grade.fail(f"{where}the ranks load different steps: {steps}")
+    if steps[0] < least:
+        grade.fail(
+            f"{where}load returns {f'step {steps[0]}' if steps[0] else 'None'}, although step {least} was saved: "
+            "delete an older checkpoint only when the new one has its manifest",
+            kind="an older checkpoint is loaded than the last one that was saved",
+        )
+    if steps[0] > newest:
+        grade.fail(f"{where}load returns step {steps[0]}, which nobody has saved")
+    if steps[0]:
+        check_tensors(grade, f"{where}step {steps[0]}, ", values, steps[0])
+
+
+def check_tensors(grade: Grade, where: str, values: Sequence[Fields], step: int) -> None:
+    """Check the shards of all ranks, their lengths, and the place in the data."""
+    right = whole(grade, step, LENGTHS)
+    others = [whole(grade, other, LENGTHS) for other in range(1, step + 4) if other != step]
+    for rank, value in enumerate(values):
+        expected = {"lengths": Expected(LENGTHS), "data": Expected(data_of(step))}
+        check(grade, f"{where}rank {rank} of {len(values)}: ", value, expected)
+        shards = {}
+        for name, tensor in right.items():
+            own, got = cut(tensor, rank, len(values)), value["shards"].get(name)
+            mistakes = {
+                "{name} is zero: save and load all tensors of the state": np.zeros_like(own),
+                "{name} has parts of another step: no name may be used in two steps": from_others(
+                    got, own, others, name
+                ),
+            }
+            shards[name] = Expected(own, mistakes=mistakes, tolerance=EXACT)
+        check(grade, f"{where}rank {rank} of {len(values)}: ", value["shards"], shards)
+
+
+def from_others(got: Any, own: np.ndarray, others: Sequence[Fields], name: str) -> np.ndarray:
+    """Return what was loaded if all that is wrong in it comes from other steps, else nan."""
+    fits = isinstance(got, np.ndarray) and got.shape == own.shape
+    strays = got[got != own] if fits else np.empty(0)
+    return got if len(strays) and all(any(x in one[name] for one in others) for x in strays) else own + np.nan
+
+
+def check_states(grade: Grade, states: Sequence[CrashState], steps: Sequence[int], ranks: int, before: str) -> None:
+    """Load each crash state with `ranks` ranks: it must be the last step that was saved, or a later one."""
+    result = run(
+        grade, load_all, [len(states)] * ranks, where=f"{before}and {ranks} ranks load what a crash left: ",
+        storages=[state.content for state in states],
+    )  # fmt: skip
+    for i, state in enumerate(states):
+        names = short(", ".join(sorted(state.content)) or "nothing", 200)
+        where = f"{before}a crash leaves {names}; {ranks} ranks: "
+        check_loaded(grade, where, [value[i] for value in result.values], steps[state.passed], steps[-1])
+
+
+# --- the graded tests ---
+
+
+@graded("b.19")
+def test_any_number_of_ranks_loads_the_newest_checkpoint(grade: Grade) -> None:
+    grade.imports_only_allowed(grade.file)
+    storages = [{}, *(save_steps(grade, ranks, [[9, 10]]).storages[0] for ranks in (1, *SIZES))]
+    for ranks in (1, *SIZES):
+        result = run(grade, load_all, [len(storages)] * ranks, storages=storages, where=f"{ranks} ranks load: ")
+        for i, writers in enumerate((0, 1, *SIZES)):
+            where = f"{writers} ranks saved, {ranks} load: " if writers else f"{ranks} ranks load an empty storage: "
+            step = 10 if writers else 0
+            check_loaded(grade, where, [value[i] for value in result.values], step, step)
+
+
+@graded("b.19")
+def test_whenever_a_rank_is_killed_a_complete_checkpoint_remains(grade: Grade) -> None:
+    steps = [0, 1, 2, 3]
+    for ranks, readers in zip(SIZES, grade.draw.permutation(SIZES).tolist(), strict=True):
+        result = save_steps(grade, ranks, [steps[1:]])
+        check_states(grade, crash_states(result, "saved 0"), steps, readers, f"{ranks} ranks save steps 1 to 3, ")
+
+
+@graded("b.19")
+def test_a_save_on_top_of_what_a_crash_left_is_as_safe(grade: Grade) -> None:
+    for ranks, writers, readers in zip(SIZES, (3, 4, 2), (4, 2, 3), strict=True):
+        all_states = crash_states(save_steps(grade, ranks, [[1, 2]]), "saved 0")
+        drawn_ones = grade.draw.permutation(len(all_states))[:DRAWN_STATES]
+        starts = [all_states[i] for i in drawn_ones]
+        contents = [state.content for state in starts]
+        loaded = run(grade, load_all, [len(starts)] * writers, storages=contents)
+        continued = [value["step"] for value in loaded.values[0]]
+        result = save_steps(grade, writers, [[step + 1, step + 2] for step in continued], storages=contents)
+        for i, (start, step) in enumerate(zip(starts, continued, strict=True)):
+            states = crash_states(result, f"saved {i}", i, start.content)
+            before = (
+                f"after a crash of {ranks} ranks, {writers} load step {step} and save steps {step + 1} and {step + 2}, "
+            )
+            check_states(grade, states, [step, step + 1, step + 2], readers, before)
+
+
+@graded("b.19")
+def test_each_rank_writes_only_its_shards_and_old_checkpoints_are_deleted(grade: Grade) -> None:
+    ranks = 4
+    result = save_steps(grade, ranks, [[1, 2, 3]], LARGE)
+    share = 4 * sum(-(-length // ranks) for length in LARGE.values())
+    for rank in result.ranks:
+        puts = [call for call in rank.calls if call.name == "put"]
+        if sum(call.sent for call in puts) > 3 * (share + OVERHEAD):
+            check_bytes(grade, rank.rank, max(puts, key=lambda call: call.sent), share)
+        largest = max((call for call in rank.calls if call.name != "put"), key=lambda call: call.price, default=None)
+        if largest and largest.price > OVERHEAD:
+            grade.fail(
+                f"rank {rank.rank} sends {largest.price:.0f} bytes in {largest.name} ({largest.where}): a save needs "
+                "no tensors of other ranks, each rank puts its own"
+            )
+    left = sum(map(len, result.storages[0].values()))
+    if left > 2 * ranks * (share + OVERHEAD):
+        names = short(", ".join(sorted(result.storages[0])), 200)
+        grade.fail(
+            f"after three saves the storage holds {left} bytes, one checkpoint has {ranks * share}: delete older ones; "
+            f"left are {names}",
+            kind="older checkpoints are not deleted",
+        )
+
+
+def check_bytes(grade: Grade, rank: int, call: Call, share: int) -> None:
+    """Fail: a rank has put more than its shards."""
+    cause = "each rank puts only its own shards"
+    if call.sent > 3 * share:
+        cause += "; torch.save writes all of the memory behind a view: put a copy (clone)"
+    grade.fail(
+        f"rank {rank} puts {call.sent} bytes at once ({call.where}), its shards have {share}: {cause}", kind=cause
+    )
+
+
+@graded("b.19")
+def test_if_the_storage_is_full_for_one_rank_save_raises_on_every_rank(grade: Grade) -> None:
+    ranks = 3
+    puts = [call for rank in save_steps(grade, ranks, [[1]]).ranks for call in rank.calls if call.name == "put"]
+    commit = max(puts, key=lambda call: call.arrived, default=None)  # if it fails, other ranks may return
+    for call in puts:
+        own = [other for other in puts if other.rank == call.rank]
+        place = own.index(call) + 1
+        result = save_steps(grade, ranks, [[1, 2]], full=(call.rank, len(own) + place))
+        where = f"{ranks} ranks save step 1; in step 2, the storage is full for put {place} of rank {call.rank}: "
+        for rank, (_, second) in enumerate(result.values):
+            if not second and (call is not commit or rank == call.rank):
+                grade.fail(f"{where}save returns on rank {rank}, expected an OSError: its checkpoint is not complete")
+        loaded = run(grade, load_all, [1] * 2, storages=result.storages, where=where)
+        check_loaded(grade, where, [value[0] for value in loaded.values], 1, 1)
