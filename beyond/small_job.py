@@ -1,7 +1,7 @@
 """A training job small enough to be killed a hundred times: linear regression with a sharded Adam. This code is given.
 
-Every rank has a shard of the parameters and of Adam's moments, as with ZeRO. In a step, all ranks gather the parameters,
-each computes the gradient of its examples, and each updates its shard with the sum.
+Every rank has a shard of the parameters and of Adam's moments, as with ZeRO-3. In a step, all ranks gather the
+parameters, each computes the gradient of its examples, and each updates its shard with the sum.
 """
 
 import torch

@@ -9,10 +9,16 @@ checkpoint from which any number of ranks can continue. The manifest makes a che
 are only files.
 """
 
+import signal
+import traceback
+
 import torch
 import torch.distributed as dist
 
+from beyond.small_job import SmallJob
 from beyond.storage import State, Storage
+
+STOPPED, FAILED = 75, 76  # exit codes of a job that ends before its last step: start it again, or look at it first
 
 
 def raise_together(error: OSError | None) -> None:
@@ -84,3 +90,117 @@ def load(storage: Storage) -> State | None:
         shards[name] = padded.chunk(dist.get_world_size())[dist.get_rank()].clone()
     return State(manifest["step"], shards, manifest["lengths"], manifest["data"])
     # END SOLUTION b.19
+
+
+def save_together(storage: Storage, state: State) -> bool:
+    """Save, and return on every rank whether all ranks have saved. This code is given."""
+    problem = None
+    try:
+        save(storage, state)
+    except OSError as exception:
+        problem = exception
+    try:
+        raise_together(problem)  # also where save raises on some ranks only
+        return True
+    except OSError as exception:
+        traceback.print_exception(exception)
+        return False
+
+
+def next_examples(data: dict[str, int], count: int, batch_size: int) -> tuple[list[int], dict[str, int]]:
+    """Return this rank's examples of the next batch, and the place in the data after this batch.
+
+    data: the place before it, as in State.data: "seed", "epoch" and "position". It is the same on every rank, and does
+    not change. count: the number of examples in the data set. batch_size: examples of all ranks together.
+
+    The batches follow from seed, count and batch_size alone: with any number of ranks, and after any interruption, the
+    k-th batch has the same examples. Each epoch has every example once, in an order of its own.
+
+    b.20 [1] The order of an epoch: a permutation that depends on seed and epoch, drawn by a generator of its own.
+         [2] Take batch_size examples from `position` on. At the end of an epoch, continue with the next one.
+         [3] Divide them among the ranks: every rank has as many as the others, or one more or less.
+    """
+    # TODO(cos598d) b.20: [1] to [3] one batch for all ranks, then this rank's share (about 10 lines)
+    # BEGIN SOLUTION b.20
+    seed, epoch, position = data["seed"], data["epoch"], data["position"]
+    batch: list[int] = []
+    while len(batch) < batch_size:
+        generator = torch.Generator().manual_seed(1_000_003 * seed + epoch)
+        order = torch.randperm(count, generator=generator).tolist()
+        taken = order[position:][: batch_size - len(batch)]
+        batch += taken
+        position += len(taken)
+        if position == count:
+            epoch, position = epoch + 1, 0
+    after = {"seed": seed, "epoch": epoch, "position": position}
+    return batch[dist.get_rank() :: dist.get_world_size()], after
+    # END SOLUTION b.20
+
+
+class Stop:
+    """Whether the job is to end: noticed on one rank, decided by all of them."""
+
+    def __init__(self) -> None:
+        """Notice SIGTERM from now on.
+
+        b.21 [1] `asked` becomes True when this process gets SIGTERM. Nothing else happens then: the rank may be inside
+                 a collective, and the other ranks know of nothing.
+        """
+        self.asked = False
+        # TODO(cos598d) b.21: [1] note the signal (1-3 lines)
+        # BEGIN SOLUTION b.21
+        signal.signal(signal.SIGTERM, lambda *_: setattr(self, "asked", True))
+        # END SOLUTION b.21
+
+    def agree(self, failed: bool) -> int:
+        """Return the same code on all ranks: FAILED if it `failed` on one, else STOPPED if one was asked, else 0.
+
+        b.21 [2] Every rank calls it once in a step, and it sends one small tensor.
+        """
+        # TODO(cos598d) b.21: [2] one all_reduce for both questions (about 3 lines)
+        # BEGIN SOLUTION b.21
+        code = torch.tensor(FAILED if failed else STOPPED if self.asked else 0)
+        dist.all_reduce(code, op=dist.ReduceOp.MAX)
+        return int(code)
+        # END SOLUTION b.21
+
+
+def train(storage: Storage, job: SmallJob, steps: int, every: int) -> int:
+    """Continue from the newest checkpoint up to `steps` updates, and save after each `every` of them.
+
+    Returns the exit code, the same on all ranks: 0, STOPPED (after a signal) or FAILED.
+
+    b.21 [3] Compute this rank's gradient: job.gradient(values, examples). If that raises, print the exception
+             (traceback.print_exception), and take part in the agreement: the other ranks wait there.
+         [4] Agree. If the job ends, leave the loop before the update: the state is the one of the last step.
+         [5] If updates were made since the last save, save once more. Return the code, or FAILED if that save fails.
+    """
+    state = load(storage) or job.fresh()
+    stop, code, saved = Stop(), 0, state.step
+    while state.step < steps:
+        examples, data = next_examples(state.data, job.count, job.batch_size)
+        values = job.gather(state)  # every rank waits for every other here
+        # TODO(cos598d) b.21: [3] and [4] compute, agree, leave together (about 9 lines)
+        # BEGIN SOLUTION b.21
+        failed = False
+        try:
+            gradient = job.gradient(values, examples)
+        except Exception as error:
+            traceback.print_exception(error)
+            failed = True
+        code = stop.agree(failed)
+        if code:
+            break
+        # END SOLUTION b.21
+        job.update(state, gradient)
+        state.data = data
+        if state.step % every == 0:
+            if not save_together(storage, state):
+                return FAILED
+            saved = state.step
+    # TODO(cos598d) b.21: [5] save what is not saved yet, and return the code (about 3 lines)
+    # BEGIN SOLUTION b.21
+    if state.step > saved and not save_together(storage, state):
+        return FAILED
+    return code
+    # END SOLUTION b.21

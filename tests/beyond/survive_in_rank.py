@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -46,3 +48,25 @@ def load_one(context: Context, lesson: ModuleType, storage: int) -> dict[str, An
         return {"kind": "None" if state is None else f"a {type(state).__name__}", "step": 0}
     shards = {name: copy_of(shard) for name, shard in state.shards.items()}
     return {"kind": "a State", "step": state.step, "shards": shards, "lengths": state.lengths, "data": state.data}
+
+
+def make_job(context: Context, fault: dict[str, Any] | None) -> Any:
+    """Return the small job. It notes the examples of each step, and has a fault in one of them."""
+    from beyond.small_job import SmallJob
+
+    class Job(SmallJob):
+        steps = 0
+
+        def gradient(self, values: torch.Tensor, examples: list[int]) -> torch.Tensor:
+            context.event("gradient", examples=list(examples))
+            self.steps += 1
+            if fault and fault["in_step"] == self.steps:
+                if fault["kind"] == "signal":
+                    signal.raise_signal(signal.SIGTERM)
+                elif fault["kind"] == "kill":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                else:
+                    raise ValueError("an example that cannot be used")
+            return super().gradient(values, examples)
+
+    return Job(context.arguments["seed"])

@@ -115,11 +115,10 @@ def check_loaded(grade: Grade, where: str, values: Sequence[Fields], least: int,
     if len(set(steps)) > 1:
         grade.fail(f"{where}the ranks load different steps: {steps}")
     if steps[0] < least:
-        grade.fail(
-            f"{where}load returns {f'step {steps[0]}' if steps[0] else 'None'}, although step {least} was saved: "
-            "delete an older checkpoint only when the new one has its manifest",
-            kind="an older checkpoint is loaded than the last one that was saved",
-        )
+        advice = "delete an older checkpoint only when the new one has its manifest"
+        advice = advice if least < newest else "find the newest manifest, and keep its step"
+        found = f"step {steps[0]}" if steps[0] else "None"
+        grade.fail(f"{where}load returns {found}, although step {least} was saved: {advice}", kind=advice)
     if steps[0] > newest:
         grade.fail(f"{where}load returns step {steps[0]}, which nobody has saved")
     if steps[0]:
@@ -175,7 +174,9 @@ def test_any_number_of_ranks_loads_the_newest_checkpoint(grade: Grade) -> None:
     for ranks in (1, *SIZES):
         result = run(grade, load_all, [len(storages)] * ranks, storages=storages, where=f"{ranks} ranks load: ")
         for i, writers in enumerate((0, 1, *SIZES)):
-            where = f"{writers} ranks saved, {ranks} load: " if writers else f"{ranks} ranks load an empty storage: "
+            where = (
+                f"saved by {writers} and loaded by {ranks}: " if writers else f"an empty storage, loaded by {ranks}: "
+            )
             step = 10 if writers else 0
             check_loaded(grade, where, [value[i] for value in result.values], step, step)
 
@@ -212,15 +213,15 @@ def test_each_rank_writes_only_its_shards_and_old_checkpoints_are_deleted(grade:
     result = save_steps(grade, ranks, [[1, 2, 3]], LARGE)
     share = 4 * sum(-(-length // ranks) for length in LARGE.values())
     for rank in result.ranks:
-        puts = [call for call in rank.calls if call.name == "put"]
-        if sum(call.sent for call in puts) > 3 * (share + OVERHEAD):
-            check_bytes(grade, rank.rank, max(puts, key=lambda call: call.sent), share)
         largest = max((call for call in rank.calls if call.name != "put"), key=lambda call: call.price, default=None)
         if largest and largest.price > OVERHEAD:
             grade.fail(
                 f"rank {rank.rank} sends {largest.price:.0f} bytes in {largest.name} ({largest.where}): a save needs "
                 "no tensors of other ranks, each rank puts its own"
             )
+        puts = [call for call in rank.calls if call.name == "put"]
+        if sum(call.sent for call in puts) > 3 * (share + OVERHEAD):
+            check_bytes(grade, rank.rank, max(puts, key=lambda call: call.sent), share)
     left = sum(map(len, result.storages[0].values()))
     if left > 2 * ranks * (share + OVERHEAD):
         names = short(", ".join(sorted(result.storages[0])), 200)
