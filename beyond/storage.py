@@ -55,7 +55,7 @@ class Folder:
         os.close(directory)
 
     def get(self, name: str) -> Any:
-        return torch.load(self.folder / name)
+        return torch.load(self.folder / name, map_location="cpu", mmap=True)  # only what is used is read
 
     def delete(self, name: str) -> None:
         (self.folder / name).unlink(missing_ok=True)
@@ -74,10 +74,10 @@ class State:
     shards: name -> this rank's part of a flat tensor: "values", and the optimizer's moments, such as "exp_avg". A
         tensor of L elements is padded with zeros to a multiple of N, the number of ranks, and cut into N equal parts.
     lengths: name -> L, the elements of the whole tensor without padding.
-    data: the place in the data, the same on every rank: "seed", "epoch" and "position".
+    data: what is the same on every rank: the place in the data, with "seed", "epoch" and "position".
     """
 
     step: int
     shards: dict[str, Tensor]
     lengths: dict[str, int]
-    data: dict[str, int] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict)

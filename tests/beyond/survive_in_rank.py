@@ -42,6 +42,8 @@ def load_one(context: Context, lesson: ModuleType, storage: int) -> dict[str, An
 
     try:
         state = lesson.load(context.storage(storage))
+    except NotImplementedError:
+        raise  # the region is not written
     except Exception as error:
         return {"kind": f"{type(error).__name__}: {error}"[:200], "step": -1}
     if not isinstance(state, State):

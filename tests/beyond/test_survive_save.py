@@ -18,7 +18,6 @@ from grader.compare import Expected, check
 from grader.crash_states import Content, CrashState, crash_states
 from grader.grading import Grade
 from grader.in_rank import in_rank, run
-from grader.ranks.calls import Call
 from grader.ranks.outcome import Result
 from grader.ranks.phrases import short
 from grader.wire import drawn
@@ -34,6 +33,9 @@ SIZES = (2, 3, 4)  # of the jobs that save and that load
 LENGTHS = {"values": 11, "exp_avg": 11, "exp_avg_sq": 11, "bias": 3}  # with 2, 3 and 4 ranks, some shards are padded
 LARGE = dict.fromkeys(("values", "exp_avg", "exp_avg_sq"), 40_001)
 OVERHEAD = 20_000  # bytes for manifests, and for torch.save's own
+INCOMPLETE = "the newest checkpoint looks complete and is not"
+TOO_OLD = "delete an older checkpoint only when the new one has its manifest"
+VIEW = "torch.save writes all of the memory behind a view: put a copy (clone)"
 DRAWN_STATES = 3  # of each number of ranks: what a crash has left where the next job saves
 
 
@@ -105,51 +107,34 @@ def check_loaded(grade: Grade, where: str, values: Sequence[Fields], least: int,
     """Check what the ranks have loaded: one step from `least` to `newest`, and the whole tensors of this step."""
     for rank, value in enumerate(values):
         if value["step"] < 0:
-            grade.fail(
-                f"{where}load raises {value['kind']} on rank {rank}: the newest checkpoint looks complete and is not",
-                kind="a crash leaves a checkpoint that looks complete and is not",
-            )
+            grade.fail(f"{where}load raises {value['kind']} on rank {rank}: {INCOMPLETE}", kind=INCOMPLETE)
         if value["kind"] not in ("a State", "None"):
             grade.fail(f"{where}expected a State or None from load on rank {rank}, got {value['kind']}")
     steps = [value["step"] for value in values]
-    if len(set(steps)) > 1:
-        grade.fail(f"{where}the ranks load different steps: {steps}")
-    if steps[0] < least:
-        advice = "delete an older checkpoint only when the new one has its manifest"
-        advice = advice if least < newest else "find the newest manifest, and keep its step"
-        found = f"step {steps[0]}" if steps[0] else "None"
-        grade.fail(f"{where}load returns {found}, although step {least} was saved: {advice}", kind=advice)
-    if steps[0] > newest:
-        grade.fail(f"{where}load returns step {steps[0]}, which nobody has saved")
-    if steps[0]:
-        check_tensors(grade, f"{where}step {steps[0]}, ", values, steps[0])
-
-
-def check_tensors(grade: Grade, where: str, values: Sequence[Fields], step: int) -> None:
-    """Check the shards of all ranks, their lengths, and the place in the data."""
-    right = whole(grade, step, LENGTHS)
-    others = [whole(grade, other, LENGTHS) for other in range(1, step + 4) if other != step]
+    if len(set(steps)) > 1 or not least <= steps[0] <= newest:
+        cause = TOO_OLD if least < newest else "find the newest manifest, and keep its step"
+        saved = f"step {least} was saved, and step {newest} is the last one"
+        grade.fail(f"{where}{saved}; load returns {' '.join(str(step or None) for step in steps)}: {cause}", kind=cause)
     for rank, value in enumerate(values):
-        expected = {"lengths": Expected(LENGTHS), "data": Expected(data_of(step))}
-        check(grade, f"{where}rank {rank} of {len(values)}: ", value, expected)
-        shards = {}
-        for name, tensor in right.items():
-            own, got = cut(tensor, rank, len(values)), value["shards"].get(name)
-            mistakes = {
-                "{name} is zero: save and load all tensors of the state": np.zeros_like(own),
-                "{name} has parts of another step: no name may be used in two steps": from_others(
-                    got, own, others, name
-                ),
-            }
-            shards[name] = Expected(own, mistakes=mistakes, tolerance=EXACT)
-        check(grade, f"{where}rank {rank} of {len(values)}: ", value["shards"], shards)
+        if step := value["step"]:
+            check_tensors(grade, f"{where}step {step}, rank {rank} of {len(values)}: ", value, rank, len(values))
 
 
-def from_others(got: Any, own: np.ndarray, others: Sequence[Fields], name: str) -> np.ndarray:
-    """Return what was loaded if all that is wrong in it comes from other steps, else nan."""
-    fits = isinstance(got, np.ndarray) and got.shape == own.shape
-    strays = got[got != own] if fits else np.empty(0)
-    return got if len(strays) and all(any(x in one[name] for one in others) for x in strays) else own + np.nan
+def check_tensors(grade: Grade, where: str, value: Fields, rank: int, ranks: int) -> None:
+    """Check the shards of a rank, their lengths, and the place in the data."""
+    step, shards = value["step"], {}
+    others = [whole(grade, other, LENGTHS) for other in range(1, step + 3) if other != step]
+    for name, tensor in whole(grade, step, LENGTHS).items():
+        own, got = cut(tensor, rank, ranks), value["shards"].get(name)
+        strays = got[got != own] if isinstance(got, np.ndarray) and got.shape == own.shape else np.empty(0)
+        is_mixed = len(strays) and all(any(stray in one[name] for one in others) for stray in strays)
+        mistakes = {
+            "{name} is zero: save and load all tensors of the state": np.zeros_like(own),
+            "{name} has parts of another step: no name may be used in two steps": got if is_mixed else own + np.nan,
+        }
+        shards[name] = Expected(own, mistakes=mistakes, tolerance=EXACT)
+    check(grade, where, value, {"lengths": Expected(LENGTHS), "data": Expected(data_of(step))})
+    check(grade, where, value["shards"], shards)
 
 
 def check_states(grade: Grade, states: Sequence[CrashState], steps: Sequence[int], ranks: int, before: str) -> None:
@@ -172,13 +157,11 @@ def test_any_number_of_ranks_loads_the_newest_checkpoint(grade: Grade) -> None:
     grade.imports_only_allowed(grade.file)
     storages = [{}, *(save_steps(grade, ranks, [[9, 10]]).storages[0] for ranks in (1, *SIZES))]
     for ranks in (1, *SIZES):
-        result = run(grade, load_all, [len(storages)] * ranks, storages=storages, where=f"{ranks} ranks load: ")
-        for i, writers in enumerate((0, 1, *SIZES)):
-            where = (
-                f"saved by {writers} and loaded by {ranks}: " if writers else f"an empty storage, loaded by {ranks}: "
-            )
-            step = 10 if writers else 0
-            check_loaded(grade, where, [value[i] for value in result.values], step, step)
+        result = run(grade, load_all, [len(storages)] * ranks, storages=storages, where=f"loaded by {ranks}: ")
+        for i, writers in enumerate(("nobody", 1, *SIZES)):
+            step = 10 if i else 0
+            values = [value[i] for value in result.values]
+            check_loaded(grade, f"saved by {writers} and loaded by {ranks}: ", values, step, step)
 
 
 @graded("b.19")
@@ -193,18 +176,13 @@ def test_whenever_a_rank_is_killed_a_complete_checkpoint_remains(grade: Grade) -
 def test_a_save_on_top_of_what_a_crash_left_is_as_safe(grade: Grade) -> None:
     for ranks, writers, readers in zip(SIZES, (3, 4, 2), (4, 2, 3), strict=True):
         all_states = crash_states(save_steps(grade, ranks, [[1, 2]]), "saved 0")
-        drawn_ones = grade.draw.permutation(len(all_states))[:DRAWN_STATES]
-        starts = [all_states[i] for i in drawn_ones]
-        contents = [state.content for state in starts]
-        loaded = run(grade, load_all, [len(starts)] * writers, storages=contents)
-        continued = [value["step"] for value in loaded.values[0]]
-        result = save_steps(grade, writers, [[step + 1, step + 2] for step in continued], storages=contents)
-        for i, (start, step) in enumerate(zip(starts, continued, strict=True)):
-            states = crash_states(result, f"saved {i}", i, start.content)
-            before = (
-                f"after a crash of {ranks} ranks, {writers} load step {step} and save steps {step + 1} and {step + 2}, "
-            )
-            check_states(grade, states, [step, step + 1, step + 2], readers, before)
+        starts = [all_states[i].content for i in grade.draw.permutation(len(all_states))[:DRAWN_STATES]]
+        loaded = run(grade, load_all, [len(starts)] * writers, storages=starts)
+        steps = [value["step"] for value in loaded.values[0]]
+        result = save_steps(grade, writers, [[step + 1] for step in steps], storages=starts)
+        for i, (start, step) in enumerate(zip(starts, steps, strict=True)):
+            before = f"after a crash of {ranks} ranks, {writers} load step {step} and save step {step + 1}, "
+            check_states(grade, crash_states(result, f"saved {i}", i, start), [step, step + 1], readers, before)
 
 
 @graded("b.19")
@@ -213,33 +191,20 @@ def test_each_rank_writes_only_its_shards_and_old_checkpoints_are_deleted(grade:
     result = save_steps(grade, ranks, [[1, 2, 3]], LARGE)
     share = 4 * sum(-(-length // ranks) for length in LARGE.values())
     for rank in result.ranks:
-        largest = max((call for call in rank.calls if call.name != "put"), key=lambda call: call.price, default=None)
-        if largest and largest.price > OVERHEAD:
-            grade.fail(
-                f"rank {rank.rank} sends {largest.price:.0f} bytes in {largest.name} ({largest.where}): a save needs "
-                "no tensors of other ranks, each rank puts its own"
-            )
-        puts = [call for call in rank.calls if call.name == "put"]
-        if sum(call.sent for call in puts) > 3 * (share + OVERHEAD):
-            check_bytes(grade, rank.rank, max(puts, key=lambda call: call.sent), share)
+        others = [(call.price, call.name, call.where) for call in rank.calls if call.name != "put"]
+        price, name, where = max(others, default=(0, "", ""))
+        if price > OVERHEAD:
+            cause = "a save needs no tensors of other ranks, each rank puts its own"
+            grade.fail(f"rank {rank.rank} sends {price:.0f} bytes in {name} ({where}): {cause}", kind=cause)
+        puts = [call.sent for call in rank.calls if call.name == "put"]
+        if sum(puts) > 3 * (share + OVERHEAD):
+            cause = VIEW if max(puts) > 3 * share else "each rank puts only its own shards"
+            grade.fail(f"rank {rank.rank} puts {max(puts)} bytes at once, its shards have {share}: {cause}", kind=cause)
     left = sum(map(len, result.storages[0].values()))
     if left > 2 * ranks * (share + OVERHEAD):
         names = short(", ".join(sorted(result.storages[0])), 200)
-        grade.fail(
-            f"after three saves the storage holds {left} bytes, one checkpoint has {ranks * share}: delete older ones; "
-            f"left are {names}",
-            kind="older checkpoints are not deleted",
-        )
-
-
-def check_bytes(grade: Grade, rank: int, call: Call, share: int) -> None:
-    """Fail: a rank has put more than its shards."""
-    cause = "each rank puts only its own shards"
-    if call.sent > 3 * share:
-        cause += "; torch.save writes all of the memory behind a view: put a copy (clone)"
-    grade.fail(
-        f"rank {rank} puts {call.sent} bytes at once ({call.where}), its shards have {share}: {cause}", kind=cause
-    )
+        cause = f"delete older ones when the new one is complete; left are {names}"
+        grade.fail(f"after three saves the storage holds {left} bytes, one checkpoint has {ranks * share}: {cause}")
 
 
 @graded("b.19")

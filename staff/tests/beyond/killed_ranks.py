@@ -25,11 +25,11 @@ DEADLINE = 60.0  # seconds for an attempt, which takes less than one
 
 
 class LoggingJob(SmallJob):
-    """Notes the examples of every update; an interrupted step does not count."""
+    """Writes the examples of every update to a file, one line each; an interrupted step does not count."""
 
-    def __init__(self) -> None:
+    def __init__(self, log: Path) -> None:
         super().__init__(SEED)
-        self.updates: list[tuple[int, list[int]]] = []
+        self.log = log.open("w", buffering=1)
 
     def gradient(self, values, examples):
         self.examples = examples
@@ -37,25 +37,25 @@ class LoggingJob(SmallJob):
 
     def update(self, state, gradient):
         super().update(state, gradient)
-        self.updates.append((state.step, self.examples))
+        self.log.write(json.dumps([state.step, self.examples]) + "\n")
 
 
 def rank_main(rank: int, ranks: int, storage: Path, log: Path, kill: int) -> None:
-    """Train as one rank; write what it has done even if another rank is killed."""
+    """Train as one rank; at the end, write all parameters."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # gloo's complaints about a dead peer
-    job, code, values = LoggingJob(), 1, []
+    job, code = LoggingJob(Path(f"{log}.{rank}")), 1
     try:
         dist.init_process_group("gloo", store=dist.FileStore(f"{log}.store", ranks), rank=rank, world_size=ranks)
         code = train(KilledFolder(str(storage), kill), job, STEPS, EVERY)
         if not code:
             values = job.gather(load(KilledFolder(str(storage), 0))).tolist()
+            Path(f"{log}.values.{rank}").write_text(json.dumps(values))
     finally:
-        Path(f"{log}.{rank}").write_text(json.dumps({"updates": job.updates, "values": values}))
         os._exit(code)
 
 
 def attempt(ranks: int, victim: int, kill: int, storage: Path, log: Path) -> dict:
-    """Return the exit code of every rank (negative for a signal, None for one that hangs), and what all have noted."""
+    """Return the exit code of every rank (negative for a signal, None for one that hangs), and its updates."""
     pids = []
     for rank in range(ranks):
         if not (pid := os.fork()):
@@ -70,8 +70,8 @@ def attempt(ranks: int, victim: int, kill: int, storage: Path, log: Path) -> dic
             time.sleep(0.005)
     for pid in (pid for pid, code in codes.items() if code is None):
         os.kill(pid, 9)
-    notes = [json.loads(file.read_text()) for file in sorted(log.parent.glob(f"{log.name}.[0-9]"))]
-    return {"codes": list(codes.values()), "notes": notes}
+    updates = [[json.loads(line) for line in Path(f"{log}.{rank}").read_text().splitlines()] for rank in range(ranks)]
+    return {"codes": list(codes.values()), "updates": updates}
 
 
 if __name__ == "__main__":
