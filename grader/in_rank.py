@@ -89,7 +89,7 @@ def run(
 
 def run_to_any_end(
     grade: Grade, function: RankFunction, inputs: Sequence[Any], *, file: str = "", payloads: bool = True,
-    measures: bool = False, deadline: float = DEADLINE, storages: Sequence[Mapping[str, bytes]] = ({},),
+    measures: bool = False, deadline: float = DEADLINE, storages: Sequence[Mapping[str, bytes]] = (),
     full: tuple[int, int] | None = None, **arguments: Any,
 ) -> Result:  # fmt: skip
     """Run a function on the region's file, or another one of the student's, and return the result however it ended.

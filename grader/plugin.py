@@ -60,6 +60,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="whose output to show: rank 0's (first) or every rank's (all)",
     )
     group.addoption("--no-network", action="store_true", help="skip tests that need a network; they give no points")
+    group.addoption(
+        "--start-method",
+        choices=("fork", "spawn"),
+        default="",
+        help="how ranks start; spawn takes longer (default: fork, where a process that has loaded torch can)",
+    )
     group.addoption("--seed", metavar="N", type=int, help="seed of the inputs, to repeat an earlier run")
 
 
@@ -82,6 +88,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[SESSION] = Session(tree, course, config.getoption("--seed"))
     except InputError as error:
         raise pytest.UsageError(str(error)) from None
+    STARTER.start_method = config.getoption("--start-method")
     config.stash[ENTRIES], config.stash[COPIES] = {}, {}
     path = config.getoption("--report") or os.environ.get("COS598D_REPORT") or ""
     config.stash[WRITTEN] = report.Report(path, course.bonus_regions)

@@ -19,12 +19,11 @@ from typing import IO
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # finds common/ from any folder
 
 from common.errors import InputError, exit_on_input_error
+from common.linux import NETWORK
 from task4_traffic.dstat import read_dstat
 from task4_traffic.sample import Sample
 
 PER_SECOND = 10
-# This process's network namespace. /sys/class/net may show another one.
-KERNEL = Path("/proc/self/net/dev")
 HEAD = ("time", "received_bytes", "sent_bytes", "received_packets", "sent_packets", "event")
 
 
@@ -47,7 +46,7 @@ class Counter:
         InputError: there is no such interface, or the kernel has no counters.
     """
 
-    def __init__(self, interface: str, path: Path, *, kernel: Path = KERNEL, per_second: float = PER_SECOND) -> None:
+    def __init__(self, interface: str, path: Path, *, kernel: Path = NETWORK, per_second: float = PER_SECOND) -> None:
         self.interface, self.samples = interface, list[Sample]()
         self._kernel, self._pause = kernel, 1 / per_second
         self._file: IO[str] | None = None

@@ -1,11 +1,14 @@
 """Stops a script that was started without the environment, with one line in place of a traceback.
 
+A temporary folder with a long path gives way to /tmp.
+
 The scripts import this before torch: that alone does the work. Written for old Pythons too, since those are what a
 system has.
 """
 
 import importlib.util
 import sys
+import tempfile
 
 if importlib.util.find_spec("torch") is None:
     print(
@@ -14,3 +17,7 @@ if importlib.util.find_spec("torch") is None:
         file=sys.stderr,
     )
     sys.exit(2)
+
+if len(tempfile.gettempdir()) > 60:
+    # multiprocessing makes sockets in this folder, and the address of a socket has at most 104 characters on macOS.
+    tempfile.tempdir = "/tmp"

@@ -55,6 +55,11 @@ class Call(Event):
     waited_at: int | None = None  # the same when somebody began to wait for it
 
     @property
+    def is_empty(self) -> bool:
+        """Return whether the call has no data, as a barrier: that somebody waits is all that it can tell."""
+        return self.name not in ("init_process_group", MEASUREMENT, *STORAGE) and 0 in (len(self.dtype), *self.shape)
+
+    @property
     def point_to_point(self) -> bool:
         return self.name in ("send", "recv")
 

@@ -46,7 +46,8 @@ class Request:
         payloads: whether the result keeps what each rank passed to its collectives.
         measures: whether the memory of the ranks is measured, see Context.measure.
         libraries: groups of grader/inside/preload.py that loading the file needs.
-        storages: what is in each of the storages that Context.storage opens: name -> bytes.
+        storages: what is in each of the storages that Context.storage opens: name -> bytes. Without any, a rank that
+            uses one is disbelieved: it would reach the others past the collectives.
         full: (rank, n): its n-th put, from 1, and all later ones of this rank find no space.
     """
 
@@ -58,7 +59,7 @@ class Request:
     payloads: bool = False
     measures: bool = False
     libraries: Sequence[str] = ()
-    storages: Sequence[Mapping[str, bytes]] = ({},)
+    storages: Sequence[Mapping[str, bytes]] = ()
     full: tuple[int, int] | None = None
 
     @property

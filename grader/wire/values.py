@@ -22,8 +22,9 @@ from typing import Any
 import numpy as np
 
 MAX_HEADER = 2 << 20  # bytes of JSON; as objects of Python they take up to 25 times as much
-MAX_BODY = 64 << 20  # bytes of all tensors of one message
+MAX_BODY = 16 << 20  # bytes of all tensors of one message; as float64, where they are compared, up to 8 times as many
 MAX_TEXT = 10_000  # characters of one text, the rest is left out: it may be matched, formatted and shown
+MAX_BITS = 64  # of an integer
 ALIGNMENT = 16  # torch.frombuffer wants its offset to be a multiple of the item size
 LENGTHS = struct.Struct("!II")
 
@@ -65,7 +66,7 @@ def _encode(value: Any, body: bytearray) -> Any:
     """Return a value as JSON, and append the bytes of its tensors to `body`."""
     torch = sys.modules.get("torch")  # where torch is not imported, nothing can be a tensor
     if value is None or isinstance(value, bool | int | float | str):
-        return value
+        return _bounded(value)
     if isinstance(value, list | tuple):
         return [_encode(item, body) for item in value]
     if isinstance(value, dict):
@@ -89,6 +90,13 @@ def _encode(value: Any, body: bytearray) -> Any:
     body += tensor_bytes(array) if tensor else array.tobytes()
     body += bytes(-len(body) % ALIGNMENT)
     return {"array": [dtype, list(array.shape), offset]}
+
+
+def _bounded(value: Any) -> Any:
+    """Return the value. Raises MessageError for an integer that no array can hold: arithmetic with it may fail."""
+    if isinstance(value, int) and value.bit_length() > MAX_BITS:
+        raise MessageError(f"an integer of {value.bit_length()} bits cannot be sent, at most {MAX_BITS}")
+    return value
 
 
 def plain_tensor(tensor: Any) -> Any:
@@ -158,7 +166,7 @@ def _decode(node: object, body: memoryview, make: MakeArray) -> Any:
     if isinstance(node, str):
         return clip(node)
     if not isinstance(node, dict):
-        return node
+        return _bounded(node)
     ((tag, content),) = node.items()
     if tag == "dict":
         return {clip(key): _decode(item, body, make) for key, item in content.items()}

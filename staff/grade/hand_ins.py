@@ -30,7 +30,7 @@ from staff.grade.gradebook import GradedHandIn
 from staff.grade.hidden_tests import check, visible_part
 from staff.grade.own_process import Unfinished, run_apart
 from staff.grade.own_texts import Opened, Tests, digest, nothing, open_into, page, read_report, unreadable
-from staff.grade.submissions import Submission, clean_files
+from staff.grade.submissions import Submission, called, clean_files
 from staff.sandbox.graded_run import probe, run_graded
 
 DEADLINE = 600.0  # seconds for the graders of one submission; single tests have shorter ones of their own
@@ -92,6 +92,7 @@ class Grading:
                 "notes": opened.notes,
                 "digest": mark,
                 "hand_in": opened.digest,
+                "called": called(submission.path),
                 "seed": self._seed(submission, opened.digest),
                 "peak_pss_mb": None,
                 "output": {},

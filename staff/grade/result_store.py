@@ -61,6 +61,15 @@ def graded(out: Path) -> list[str]:
     return sorted(path.parent.name for path in (out / HAND_INS).glob("*/report.json"))
 
 
+def owners(out: Path) -> dict[str, str]:
+    """What the hand-ins are really called whose results are kept here, by the names under which they are."""
+    called = {}
+    for name in graded(out):
+        with contextlib.suppress(OSError, ValueError, KeyError):  # somebody has changed the files
+            called[name] = str(_load(out, name, "run.json")["called"])
+    return called
+
+
 def keep(out: Path, row: GradedHandIn, shown: dict[str, Any], page: str) -> None:
     """Write the results of one submission; report.json comes last, with what is `shown` to the student."""
     folder, run = folder_of(out, row.name), dict(row.run)

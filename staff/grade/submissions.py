@@ -29,26 +29,35 @@ class Submission:
     path: Path
 
 
-def name_all(paths: Sequence[Path]) -> list[Submission]:
+def name_all(paths: Sequence[Path], earlier: Mapping[str, str] | None = None) -> list[Submission]:
     """A name for each submission: that of its folder or zip; where two are equal, the folder above it in front.
+
+    `earlier`: the names under which results are kept already -> what the hand-in was called, whose name it stays.
 
     Those that are still equal get a few characters computed from what they are really called, so the same hand-in has
     the same name in every run over this class. A path that is given twice is one submission.
     """
     paths = list(dict.fromkeys(Path(os.path.abspath(path)) for path in paths))
-    names = [_clean(path.stem if path.suffix.lower() == ".zip" else path.name) for path in paths]
+    names = [_clean(called(path)) for path in paths]
     by_path: Callable[[str, Path], str] = lambda name, path: f"{name}-{_short_digest(str(path))}"  # noqa: E731
     tell_apart = iter([
         lambda name, path: _clean(f"{path.parent.name}-{name}"),
         lambda name, path: f"{name}-{_short_digest(path.name)}",
     ])  # fmt: skip
-    # Until all differ: somebody may have chosen the very name that another hand-in gets.
-    while max((count := Counter(map(_same_file, names))).values(), default=1) > 1:
+    owners = {_same_file(name): owner for name, owner in (earlier or {}).items()}
+    while True:  # until all differ: somebody may have chosen the very name that another hand-in gets
+        count, pairs = Counter(map(_same_file, names)), list(zip(names, paths, strict=True))
+        taken = [count[same := _same_file(n)] > 1 or owners.get(same, called(p)) != called(p) for n, p in pairs]
+        if not any(taken):
+            break
         other = next(tell_apart, by_path)
-        names = [
-            name if count[_same_file(name)] == 1 else other(name, path) for name, path in zip(names, paths, strict=True)
-        ]
+        names = [other(*pair) if is_taken else pair[0] for pair, is_taken in zip(pairs, taken, strict=True)]
     return [Submission(name, path) for name, path in zip(names, paths, strict=True)]
+
+
+def called(path: Path) -> str:
+    """What a hand-in is really called, without the suffix of a zip."""
+    return path.stem if path.suffix.lower() == ".zip" else path.name
 
 
 def _clean(name: str) -> str:

@@ -15,8 +15,9 @@ LONGEST_END = 300  # of "raised at task1_single/run_glue.py:12"
 LONGEST_OUTPUT = 4000  # of a rank's stdout or stderr, the last ones
 LONGEST_CELL = 32_000
 MOST_RANKS, MOST_FLAGS, MOST_NOTES = 16, 50, 20
-# A spreadsheet would run a cell that begins so; and of a file of ours some take `;` or `|` for what separates cells.
-FORMULA = re.compile(r"(?:^|(?<=[;|\t]))(?=\s*[=+\-@\t\r])")
+# A spreadsheet would run a cell that begins so, also in wide letters; and of a file of ours some take `;` or `|` for
+# what separates cells.
+FORMULA = re.compile(r"(?:^|(?<=[;|\t\n]))(?=\s*[=+\-@＝＋－＠\t\r])")
 
 
 def clip(text: str, most: int) -> str:

@@ -103,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     refuse_exposed([ROOT, options.out, Path(tempfile.gettempdir()), *options.submissions])
     if options.roster:
         read_roster(options.roster)  # what is wrong with it is said now, and not after hours
-    submissions = name_all(options.submissions)
+    submissions = name_all(options.submissions, result_store.owners(options.out))
     to_grade = share(submissions, options.part)
     start = time.monotonic()
     with result_store.at_work(options.out, options.part.replace("/", "-of-")) as scratch:

@@ -21,8 +21,10 @@ from staff.grade.hidden_tests import VISIBILITIES, hidden_files
 from staff.grade.submissions import write_files
 from staff.gradescope import build, gradescope_run
 from staff.gradescope.classroom50 import result
+from staff.gradescope.classroom50 import unfinished as unfinished_of_classroom50
 from staff.gradescope.results import late_days, results, unfinished
 from staff.proofs.bank import solved_files
+from staff.tests.cluster.started_processes import started, wait_for
 from staff.tests.rows import entry, row
 
 pytestmark = pytest.mark.medium
@@ -186,6 +188,8 @@ def test_classroom_50_gets_what_its_schema_requires():
             {"test-name": "2b.1 b", "passed": False, "score": 0, "max-score": 2},
         ],
     }  # fmt: skip
+    nothing_yet = {"score": 0, "max-score": COURSE.total, "tests": []}
+    assert unfinished_of_classroom50(COURSE, RUNNER, now) == content | nothing_yet
     assert result(graded, COURSE, RUNNER | {"USERNAME": "bob", "REVIEW_URL": "r"}, now) == content | {"review": "r"}
 
 
@@ -193,6 +197,14 @@ def test_classroom_50_gets_what_its_schema_requires():
 def test_outside_of_classroom_50_it_says_what_is_missing(change):
     with pytest.raises(InputError, match=next(iter(change))):
         result(row(), COURSE, RUNNER | change, datetime.now(UTC))
+
+
+def test_points_that_a_student_has_committed_are_gone_before_anything_is_graded(tmp_path):
+    path = tmp_path / "result.json"
+    path.write_text('{"score": 100, "tests": ["mine"]}')
+
+    with started("-m", "staff.gradescope.classroom50", tmp_path, env=os.environ | RUNNER):
+        wait_for(lambda: json.loads(path.read_text())["tests"] == [], "a result without points")
 
 
 def test_the_handouts_workflow_shows_the_table_of_points_and_no_message_above_it():

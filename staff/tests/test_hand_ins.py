@@ -119,3 +119,10 @@ def test_a_name_that_another_hand_in_would_get_is_not_given_twice():
     chosen = [f"/a/{name}" for name in (*first, f"{first[0]}-{first[0].rpartition('-')[2]}")]
 
     assert len(set(names("/a/x/hw.zip", "/b/x/hw.zip", *chosen))) == 2 + len(chosen)
+
+
+def test_a_name_under_which_the_results_of_another_hand_in_are_kept_is_not_given_again():
+    kept = {"alice_smith": "alice smith"}
+
+    assert name_all([Path("/a/alice smith.zip")], kept)[0].name == "alice_smith"
+    assert name_all([Path("/a/alice_smith.zip")], kept)[0].name not in kept

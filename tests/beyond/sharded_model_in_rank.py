@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 if TYPE_CHECKING:  # what a function finds in a rank
     from grader.inside.tools import Context, copy_of, hold, release
+    from tests.beyond.sharded_optimizer_memory import ends
     from tests.beyond.toy_in_rank import Toy
 
 BEGIN = -1  # the place of the root before the blocks; after them it is their number
@@ -151,14 +152,20 @@ def take_gradients_here(lesson: ModuleType, used: Callable[[Any], int]) -> None:
 
 
 class MeasuredModel(nn.Module):
-    """Blocks of one matrix, and a root. Memory is measured when a block begins to compute, in both directions."""
+    """Blocks of one matrix, and a root. Memory is measured when a block begins to compute, in both directions.
 
-    def __init__(self, shape: Sequence[int], depth: int, measure: Callable[[str], None]) -> None:
+    factors: the gradients of each step's blocks; ends: the smallest and largest value of what each has computed with.
+    """
+
+    def __init__(
+        self, shape: Sequence[int], factors: Sequence[Sequence[float]], measure: Callable[[str], None]
+    ) -> None:
         super().__init__()
-        self.measure = measure
+        self.measure, self.factors = measure, factors
+        self.ends: list[list[float]] = []
         self.root = nn.Parameter(torch.ones(3))
-        self.weights = nn.ParameterList([nn.Parameter(torch.ones(shape)) for _ in range(depth)])
-        self.blocks = [self._block(i) for i in range(depth)]
+        self.weights = nn.ParameterList([nn.Parameter(torch.ones(shape)) for _ in factors[0]])
+        self.blocks = [self._block(i) for i in range(len(factors[0]))]
 
     def _block(self, i: int) -> ToyBlock:
         return ToyBlock([nn.ParameterList([self.weights[i]])], lambda h: self.compute(i, h))
@@ -171,8 +178,14 @@ class MeasuredModel(nn.Module):
 
     def compute(self, i: int, h: Tensor) -> Tensor:
         if not torch.is_grad_enabled():  # a measurement takes a while
+            self.ends += ends([self.weights[i]])
             return h + self.weights[i].sum()
-        self.measure(f"{self.step} forward {i}")
-        h = h + self.weights[i].sum()
-        h.register_hook(lambda gradient: self.measure(f"{self.step} backward {i}"))
+
+        def note(direction: str) -> None:
+            self.measure(f"{self.step} {direction} {i}")
+            self.ends.extend(ends([self.weights[i]]))
+
+        note("forward")
+        h = h + self.weights[i].sum() * self.factors[self.step][i]
+        h.register_hook(lambda gradient: note("backward"))
         return h

@@ -90,6 +90,9 @@ def test_a_storage_keeps_values_starts_with_what_it_is_given_and_can_be_full(tmp
     assert result.values == [seen, seen]
     assert result.storages[0].keys() == {"old", "x/a"} and result.storages[0]["old"] == b"bytes"
 
+    none = play(joined("context.storage().put('a', 1)"), storages=())
+    assert "MessageError" in none.explain()
+
     full = play(joined("for i in range(3): context.storage().put(str(i), g)"), full=(1, 2))
     assert "rank 1 raised OSError: [Errno 28] No space left on device: '1'" in full.explain()
     assert full.storages[0].keys() == {"0", "1", "2"}  # those of rank 0
