@@ -4,13 +4,14 @@
     torchrun --nnodes 1 --nproc-per-node 4 --max-restarts 3 beyond/run_survive.py --steps 40 --kill 2:9 --kill 0:14
 
 Each --kill RANK:N is for one attempt, in their order: in it, this rank is killed (SIGKILL) before its N-th put or
-delete. Rank 0 prints the loss of every step.
+delete. Rank 0 prints time and loss of every step.
 """
 
 import argparse
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,8 @@ class ReportingJob(SmallJob):
         super().update(state, gradient)
         errors = self.inputs @ self.gather(state) - self.targets  # every rank takes part
         if dist.get_rank() == 0:
-            print(f"step {state.step} loss {errors.square().mean().item():.12f} ranks {dist.get_world_size()}")
+            loss, ranks = errors.square().mean().item(), dist.get_world_size()
+            print(f"{time.strftime('%H:%M:%S')} step {state.step} loss {loss:.12f} ranks {ranks}", flush=True)
 
 
 class KilledFolder(Folder):
