@@ -18,7 +18,7 @@ import torch.distributed as dist
 from beyond.small_job import SmallJob
 from beyond.storage import State, Storage
 
-STOPPED, FAILED = 75, 76  # exit codes of a job that ends before its last step: start it again, or look at it first
+STOPPED, FAILED = 75, 76  # exit codes of a job that ends early: start it again; look at it first (this outweighs)
 
 
 def raise_together(error: OSError | None) -> None:
