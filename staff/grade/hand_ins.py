@@ -93,6 +93,7 @@ class Grading:
                 "digest": mark,
                 "hand_in": opened.digest,
                 "called": called(submission.path),
+                "submitted": submission.submitted,
                 "seed": self._seed(submission, opened.digest),
                 "peak_pss_mb": None,
                 "output": {},
