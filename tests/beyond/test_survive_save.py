@@ -113,8 +113,11 @@ def check_loaded(grade: Grade, where: str, values: Sequence[Fields], least: int,
     steps = [value["step"] for value in values]
     if len(set(steps)) > 1 or not least <= steps[0] <= newest:
         cause = TOO_OLD if least < newest else "find the newest manifest, and keep its step"
-        saved = f"step {least} was saved, and step {newest} is the last one"
-        grade.fail(f"{where}{saved}; load returns {' '.join(str(step or None) for step in steps)}: {cause}", kind=cause)
+        saved = f"step {least}{f' or {newest}' if least < newest else ''}"
+        grade.fail(
+            f"{where}expected {saved}, load returns {' '.join(str(step or None) for step in steps)}: {cause}",
+            kind=cause,
+        )
     for rank, value in enumerate(values):
         if step := value["step"]:
             check_tensors(grade, f"{where}step {step}, rank {rank} of {len(values)}: ", value, rank, len(values))
@@ -178,6 +181,8 @@ def test_a_save_on_top_of_what_a_crash_left_is_as_safe(grade: Grade) -> None:
         all_states = crash_states(save_steps(grade, ranks, [[1, 2]]), "saved 0")
         starts = [all_states[i].content for i in grade.draw.permutation(len(all_states))[:DRAWN_STATES]]
         loaded = run(grade, load_all, [len(starts)] * writers, storages=starts)
+        for values in zip(*loaded.values, strict=True):
+            check_loaded(grade, f"a crash of {ranks} ranks, loaded by {writers}: ", values, 0, 2)
         steps = [value["step"] for value in loaded.values[0]]
         result = save_steps(grade, writers, [[step + 1] for step in steps], storages=starts)
         for i, (start, step) in enumerate(zip(starts, steps, strict=True)):
