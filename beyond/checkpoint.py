@@ -8,7 +8,7 @@ has the sizes of the parameters, and the optimizer's numbers, such as "step".
 import pickle
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -77,7 +77,7 @@ def _state_of(sharded: Sharded) -> State:
     return State(step, shards, lengths, {"sizes": [piece.flat.sizes for piece in sharded.pieces], "numbers": numbers})
 
 
-def _set_state(piece: Piece, optimizer: Optimizer, own: dict[str, Tensor], numbers: dict[str, Any]) -> None:
+def _set_state(piece: Piece, optimizer: Optimizer, own: dict[str, Tensor], numbers: dict[str, object]) -> None:
     """Put this rank's shard of a piece into place."""
     flat, shard = piece.flat, piece.shard
     shard.values.copy_(own["values"])

@@ -51,7 +51,7 @@ class Request:
         full: (rank, n): its n-th put, from 1, and all later ones of this rank find no space.
     """
 
-    inputs: Sequence[Any]
+    inputs: Sequence[object]
     file: str = ""
     function: RankFunction | None = None
     arguments: Fields = field(default_factory=dict)
