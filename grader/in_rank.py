@@ -89,13 +89,16 @@ def run(
 
 def run_to_any_end(
     grade: Grade, function: RankFunction, inputs: Sequence[object], *, file: str = "", payloads: bool = True,
-    measures: bool = False, deadline: float = DEADLINE, **arguments: object,
+    measures: bool = False, deadline: float = DEADLINE, storages: Sequence[Mapping[str, bytes]] = (),
+    full: tuple[int, int] | None = None, **arguments: object,
 ) -> Result:  # fmt: skip
     """Run a function on the region's file, or another one of the student's, and return the result however it ended.
 
     For the options see Request.
     """
-    request = Request(inputs, file or grade.file, function, arguments, deadline, payloads, measures)
+    request = Request(
+        inputs, file or grade.file, function, arguments, deadline, payloads, measures, storages=storages, full=full
+    )
     return grade.result_of(request)
 
 

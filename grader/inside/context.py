@@ -12,6 +12,7 @@ from types import ModuleType
 import torch
 import torch.distributed as dist
 
+from grader.inside.storage import BrokeredStorage
 from grader.wire.connection import Wire
 from grader.wire.request import Job
 
@@ -72,6 +73,10 @@ class Context:
     def event(self, name: str, **data: object) -> None:
         """Note an event in the rank's list, between the collectives before and after it."""
         self._wire.event(name, data)
+
+    def storage(self, number: int = 0) -> BrokeredStorage:
+        """Return the storage of this number, which all ranks of the run share; see Request.storages."""
+        return BrokeredStorage(self._wire, self.rank, number)
 
     def measure(self, point: str) -> None:
         """Wait until all ranks are here and the grader has measured their memory, see Result.memory.

@@ -18,6 +18,7 @@ from grader.ranks.broker import Broker
 from grader.ranks.endings import failure, rank_result
 from grader.ranks.outcome import ENDLESS, Failure, Result
 from grader.ranks.peer import Output, Peer
+from grader.ranks.storages import Storages
 from grader.ranks.zygote_process import ZygoteProcess
 from grader.wire import values
 from grader.wire.processes import memory
@@ -58,7 +59,8 @@ class RankRun:
         self.zygote, self.deadline, self.tree = zygote, request.deadline, tree
         self.debug = debug
         world_size = len(request.inputs)
-        self.broker = Broker(world_size, request.payloads, self._measure)
+        self.storages = Storages(request.storages, request.full)
+        self.broker = Broker(world_size, request.payloads, self._measure, self.storages)
         self.peers = [Peer(rank) for rank in range(world_size)]
         self.selector = selectors.DefaultSelector()
         self.over = False  # then what dying ranks send counts no more
@@ -112,7 +114,8 @@ class RankRun:
             while output.read():
                 pass
         ranks = [rank_result(peer, self.broker, self.tree, peer.rank in unfinished, in_time) for peer in self.peers]
-        return Result(ranks, self.broker.fault, self.broker.completed, self.deadline, self.kept, self.memory)
+        broker, contents = self.broker, self.storages.contents
+        return Result(ranks, broker.fault, broker.completed, self.deadline, self.kept, self.memory, contents)
 
     def _measure(self, point: str) -> None:
         """Look from outside how much memory each rank has: nothing that a rank says counts."""

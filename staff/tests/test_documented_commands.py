@@ -64,6 +64,7 @@ ELSEWHERE = {
     r"^(sbatch|srun) ": "needs SLURM (test_slurm.py: four virtual nodes)",
     r"grader\.watch|^make watch": "runs until it is ended (test_watch.py)",
     r"grader\.debug": "asks in a terminal (test_debug.py)",
+    r"--kill ": "ends by a kill (staff/tests/beyond/test_survive.py)",
     r"--shell": "waits for a person (test_emulate.py)",
     r"--interface eno1|^dool|node0\.csv": "names interfaces and files of CloudLab nodes (test_traffic.py)",
     r"--input en_meta/": "needs OSCAR (test_oscar.py)",
