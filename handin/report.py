@@ -8,12 +8,14 @@ What is missing or suspicious comes first, then the measurements and questions o
 import itertools
 import re
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from common.paths import atomic_write
 from course.next_step import open_regions, written
 from course.table import Course
+from handin import own_figures
 from handin.bert import ladder, task1
 from handin.figures import ReportFigures
 from handin.findings import Findings
@@ -41,12 +43,14 @@ WRITERS = {  # key of a section in report.toml -> what writes its measurements
 
 @dataclass(frozen=True)
 class Question:
-    """A question. A student's answer is found again by `name`."""
+    """A question. A student's answer is found again by `name`; it must contain the own figures `cites`."""
 
     section: str
     name: str
     text: str
+    points: int
     task: str = ""
+    cites: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -97,7 +101,7 @@ def build_report(tree: Path, course: Course, student: Student | None = None, fol
         body += f"## {part.heading}\n\n{part.explained}\n\n{_measurements(part, runs, findings, path.parent)}"
         for question in part.questions:
             own = words.get(question.name, "")
-            body += f"**{' '.join(question.text.split())}**\n\n{section(question.name, own)}"
+            body += f"**{' '.join(question.text.split())}**\n\n{_asked_for(question)}{section(question.name, own)}"
             empty += [question.name] * (not own and question.task not in course.bonus_tasks)
             names.add(question.name)
     shown = [run for run in runs.found if re.search(rf"[`(]{re.escape(run.name)}[`)]", body)]
@@ -119,6 +123,12 @@ def build_report(tree: Path, course: Course, student: Student | None = None, fol
         with atomic_write(target, "wb") as file:
             file.write(data)
     return RunReport(path, pdf, findings, kept_copy)
+
+
+def _asked_for(question: Question) -> str:
+    """Return the line below a question: its points, and which own figures its answer must contain."""
+    cites = "; your figures: " + ", ".join(map(own_figures.describe, question.cites)) if question.cites else ""
+    return f"*{question.points} points{cites}*\n\n"
 
 
 def _measurements(part: Section, runs: Runs, findings: Findings, folder: Path) -> str:
