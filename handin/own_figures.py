@@ -85,13 +85,15 @@ _ROWS = {
     "2b_over_2a": _Row("time of 2b over that of 2a", "", ("task2b", "task2a"), lambda b, a: _seconds(b) / _seconds(a)),
     "2b_over_3": _Row("time of 2b over that of DDP", "", ("task2b", "task3"), lambda b, c: _seconds(b) / _seconds(c)),
     "3_seconds": _Row(_SECONDS.format("task 3"), "s", ("task3",), _seconds),
-    "3_speed_up": _Row("speed-up of task 3 over task 1", "", ("task1", "task3"), lambda a, c: _seconds(a) / _seconds(c)),
+    "3_speed_up": _Row("speed-up of task 3 over task 1", "", ("task1", "task3"),
+        lambda one, ddp: _seconds(one) / _seconds(ddp)),
     "3_calls": _Row("calls of all_reduce in an iteration of task 3", "", ("task3",), _calls),
     "4_sent_mb": _Row("traffic of an epoch that was observed", "MB", ("task4",), _sent),
     "4_tensors": _Row("tensors that an iteration of task 4 sends", "", ("task4",), _calls),
-    "p_speed_up": _Row("speed-up of the pipeline over model_parallel", "", ("pipeline", "cut"),
+    "p_speed_up": _Row("speed-up of the pipeline over model_parallel", "", ("pipeline_parallel", "model_parallel"),
         lambda piped, cut: epochs_of(piped)[1].mean / epochs_of(cut)[1].mean),
-    "p_bubble": _Row("bubble of the schedule, (K-1)/(M+K-1)", "", ("pipeline",), lambda run: 1 - bound_of(run)[1]),
+    "p_bubble": _Row("bubble of the schedule, (K-1)/(M+K-1)", "", ("pipeline_parallel",),
+        lambda run: 1 - bound_of(run)[1]),
     "b_ddp_mb": _Row("kept by DDP (overlap)", "MB", ("overlap",), _kept),
     "b_zero2_mb": _Row("kept by zero2", "MB", ("zero2",), _kept),
 }  # fmt: skip
@@ -99,13 +101,11 @@ _ROWS = {
 
 def own_figures(runs: Runs) -> dict[str, OwnFigure]:
     """Return every figure that the records give; one that needs a missing or damaged record is left out."""
-    best = {run.kind: run for run in reversed([run for kind in _kinds() for run in runs.of(kind)])}
-    for run in reversed(runs.of("beyond")):
-        best[run.config["strategy"]] = run
-    piped = {run.config["model_parallel_mode"]: run for run in reversed(runs.of("pipeline"))}
-    best |= {"cut": piped[mode] for mode in ["model_parallel"] if mode in piped}
-    best.pop("pipeline", None)
-    best |= {"pipeline": piped[mode] for mode in ["pipeline_parallel"] if mode in piped}
+    best: dict[str, Run] = {}  # by kind, by strategy, by the pipeline's mode
+    for kind in ("task1", "task2a", "task2b", "task3", "task4", "pipeline", "beyond"):
+        for run in reversed(runs.of(kind)):
+            mode = run.config.get("model_parallel_mode") if run.config.get("schedule") == "threads" else None
+            best[run.config.get("strategy") or mode or kind] = run
     found = {}
     for name, row in _ROWS.items():
         with contextlib.suppress(*DAMAGED):
@@ -120,10 +120,6 @@ def own_figures(runs: Runs) -> dict[str, OwnFigure]:
 def describe(name: str) -> str:
     """Return what a figure is, also where no record gives it."""
     return SCALING if name == "2b_scaling" else _ROWS[name].what
-
-
-def _kinds() -> list[str]:
-    return list(dict.fromkeys(kind for row in _ROWS.values() for kind in row.kinds))
 
 
 def in_words(figure: OwnFigure) -> str:

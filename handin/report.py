@@ -82,6 +82,7 @@ class RunReport:
     markdown: Path
     pdf: Path
     findings: Findings
+    runs: list[Run]  # whose numbers it has
     kept_copy: Path | None
 
 
@@ -98,7 +99,7 @@ def build_report(tree: Path, course: Course, student: Student | None = None, fol
     findings.doubts += runs.unusable
     body, empty, names = "", [], set()
     for part in sections_of(course):
-        body += f"## {part.heading}\n\n{part.explained}\n\n{_measurements(part, runs, findings, path.parent)}"
+        body += f"## {part.heading}\n\n{part.explained}\n\n{measurements(part, runs, findings, path.parent)}"
         for question in part.questions:
             own = words.get(question.name, "")
             body += f"**{' '.join(question.text.split())}**\n\n{_asked_for(question)}{section(question.name, own)}"
@@ -122,7 +123,7 @@ def build_report(tree: Path, course: Course, student: Student | None = None, fol
     for target, data in ((path, text.encode()), (pdf, content)):
         with atomic_write(target, "wb") as file:
             file.write(data)
-    return RunReport(path, pdf, findings, kept_copy)
+    return RunReport(path, pdf, findings, shown, kept_copy)
 
 
 def _asked_for(question: Question) -> str:
@@ -131,7 +132,8 @@ def _asked_for(question: Question) -> str:
     return f"*{question.points} points{cites}*\n\n"
 
 
-def _measurements(part: Section, runs: Runs, findings: Findings, folder: Path) -> str:
+def measurements(part: Section, runs: Runs, findings: Findings, folder: Path) -> str:
+    """Return the tables and figures of a section, from the records alone."""
     try:
         return WRITERS[part.key](runs, findings, ReportFigures(folder / "figures"))
     except Exception as error:  # whatever is in records of another version, or in the student's expected.py

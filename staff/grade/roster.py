@@ -20,7 +20,7 @@ from common.errors import InputError
 from staff.grade.gradebook import GradedHandIn, write_table
 from staff.grade.texts import cell
 
-HEAD = ("id", "name", "score", "max_score", "bonus", "max_bonus", "hand-in", "due", "notes")
+HEAD = ("id", "name", "score", "max_score", "bonus", "max_bonus", "report", "max_report", "hand-in", "due", "notes")
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def owners(hand_in: str, people: Iterable[Person]) -> set[str]:
     }
 
 
-def _line(person: Person, own: dict[str, list[GradedHandIn]], people: Sequence[Person]) -> list[str | int]:
+def _line(person: Person, own: dict[str, list[GradedHandIn]], people: Sequence[Person]) -> list[str | float]:
     partners = {*person.partners.split(), *(other.id for other in people if person.id in other.partners.split())}
     theirs = [row for id in sorted(partners) for row in own[id]]
     hand_ins = own[person.id] or theirs
@@ -100,15 +100,15 @@ def _line(person: Person, own: dict[str, list[GradedHandIn]], people: Sequence[P
     notes += ["extension"] if person.extension else []
     due = person.extension or person.due
     if best is None:
-        return [cell(person.id), cell(person.name), "", "", "", "", "", due, cell("; ".join(["no hand-in", *notes]))]
+        return [cell(person.id), cell(person.name), *[""] * 7, due, cell("; ".join(["no hand-in", *notes]))]
     return [cell(person.id), cell(person.name), *_points(best), cell(best.name), due, cell("; ".join(notes))]
 
 
-def _points(row: GradedHandIn) -> list[int]:
-    return [int(row.report.get(key, 0)) for key in ("score", "max_score", "bonus", "max_bonus")]
+def _points(row: GradedHandIn) -> list[float | str]:
+    return [*(int(row.report.get(key, 0)) for key in ("score", "max_score", "bonus", "max_bonus")), *row.of_report]
 
 
-def _of_nobody(rows: Sequence[GradedHandIn], people: Sequence[Person]) -> Iterator[list[str | int]]:
+def _of_nobody(rows: Sequence[GradedHandIn], people: Sequence[Person]) -> Iterator[list[str | float]]:
     for row in rows:
         if not owners(row.name, people):
             yield ["", "", *_points(row), cell(row.name), "", "no id of the roster is in its name"]
