@@ -2,6 +2,7 @@
 
     python submit.py carry                                          # after each task
     python submit.py report --netid ab1234 --name "First Last"    # as often as you like: your own words are kept
+    python submit.py questions                                      # once, if your course asks for it
     python submit.py pack --netid ab1234 --name "First Last"      # once, at the end
 
 handin/README.md explains these commands and their messages.
@@ -51,6 +52,13 @@ def report(arguments: argparse.Namespace) -> None:
     print("\n".join(summary(build_report(ROOT, load_course(), student, arguments.runs), ROOT)))
 
 
+def questions(arguments: argparse.Namespace) -> None:
+    need_the_environment()
+    from handin.quiz import ask
+
+    print("\n".join(ask(ROOT, load_course())))
+
+
 def pack(arguments: argparse.Namespace) -> None:
     need_the_environment()
     from handin.pack import pack
@@ -89,6 +97,9 @@ def main() -> None:
     command.add_argument("--name", help='first and last name, such as "First Last"')
     command.add_argument("--runs", type=Path, help="folder with the records (default: runs)")
     command.set_defaults(run=report)
+
+    command = commands.add_parser("questions", help="answer questions on your own runs, once, if your course asks them")
+    command.set_defaults(run=questions)
 
     command = commands.add_parser("pack", help="run the graders, show the points, write the archive to hand in")
     command.add_argument("--netid", required=True)

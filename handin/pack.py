@@ -50,6 +50,7 @@ def pack(
         if f"(figures/{picture.name})".encode() in files["report.md"]:
             files[f"figures/{picture.name}"] = picture.read_bytes()
     files |= _records(report, tree / "submit_figures")
+    files |= {path.name: path.read_bytes() for path in sorted(report.markdown.parent.glob("*.json"))}
     if points is not None:
         files["points.json"] = _points_without_messages(points)
     _refuse_existing(archive)  # grading takes minutes

@@ -19,7 +19,7 @@ from staff.grade import result_store
 from staff.grade.class_files import write_class
 from staff.reports.handed_in import unpacked
 from staff.reports.points import FILE, read_points, ungraded, write_points
-from staff.reports.sheet import prefilled, questions, sheet
+from staff.reports.sheet import most_points, prefilled, sheet
 
 
 def write_sheets(paths: list[Path], out: Path) -> None:
@@ -32,8 +32,7 @@ def write_sheets(paths: list[Path], out: Path) -> None:
         for hand_in in hand_ins:
             with atomic_write(out / f"{hand_in.name}.md") as file:
                 file.write(sheet(hand_in, hand_ins, course))
-        most = {question.name: question.points for question in questions(course)}
-        write_points(table, most, {hand_in.name: prefilled(hand_in, course) for hand_in in hand_ins})
+        write_points(table, most_points(course), {hand_in.name: prefilled(hand_in, course) for hand_in in hand_ins})
     print(f"{len(hand_ins)} sheets in {out}")
     print(f"next: fill in {table}, then run python -m staff.rubric --enter {table} --out graded")
 

@@ -9,6 +9,7 @@ from tempfile import TemporaryDirectory
 from common.errors import InputError
 from course.table import Course
 from handin.own_figures import OwnFigure, own_figures
+from handin.quiz import FILE
 from handin.records import Runs, find_runs
 from handin.words import read_words
 from staff.grade.submissions import choose, name_all
@@ -25,6 +26,7 @@ class HandedIn:
     code: dict[str, bytes]
     runs: Runs
     figures: dict[str, OwnFigure]
+    asked: str  # questions.json, as it is
     problems: list[str]
 
 
@@ -56,4 +58,5 @@ def _read(name: str, path: Path, folder: Path, course: Course) -> HandedIn:
         except InputError as error:
             problems.append(str(error))
     runs = find_runs(base / "runs", base / "submit_figures")
-    return HandedIn(name, report, answers, code, runs, own_figures(runs), problems)
+    asked = next((path.read_text("utf-8", "replace") for path in sorted(folder.rglob(FILE))), "")
+    return HandedIn(name, report, answers, code, runs, own_figures(runs), asked, problems)

@@ -9,6 +9,7 @@ from pathlib import Path
 from course.table import Course
 from handin.own_figures import describe, in_words
 from handin.report import Question, sections_of
+from staff.reports import own_runs
 from staff.reports.evidence import what_does_not_fit
 from staff.reports.handed_in import HandedIn
 
@@ -104,4 +105,11 @@ def _sequences(text: str) -> set[tuple[str, ...]]:
 
 def prefilled(hand_in: HandedIn, course: Course) -> Mapping[str, str]:
     """Return a line of the points' table: 0 for empty answers, nothing for those that a person has to read."""
-    return {question.name: "" if hand_in.answers.get(question.name) else "0" for question in questions(course)}
+    row = {question.name: "" if hand_in.answers.get(question.name) else "0" for question in questions(course)}
+    return row | ({own_runs.COLUMN: f"{own_runs.points(hand_in, course):g}"} if course.own_run_points else {})
+
+
+def most_points(course: Course) -> dict[str, int]:
+    """Return the columns of the points' table, and the most that each gives."""
+    most = {question.name: question.points for question in questions(course)}
+    return most | ({own_runs.COLUMN: course.own_run_points} if course.own_run_points else {})

@@ -125,7 +125,8 @@ ALTERED: list[tuple[Callable[[Files], object], str]] = [
     (edit("runs/task3_ddp/rank0.json", faster, True), r"the report says \| 3 DDP .*; the records give \| 3 DDP "),
     (edit("runs/task3_ddp/rank0.json", faster, True), r"impossible, unless .*: task3_ddp is [\d.]+ times as fast"),
     (edit("runs/task1_single/rank0.json", lambda of: of["processor"].update(own=1e6), True), "impossible: task1_single"),
-    (lambda files: [files.pop(f"runs/task2b_allreduce/rank{r}.json") for r in (0, 1)], "missing: .* run task2b_allreduce"),
+    (lambda files: [files.pop(f"runs/task2b_allreduce/rank{r}.json") for r in (0, 1)],
+     "missing: .* of the run task2b_allreduce"),
     (lambda files: files.update({"task3/run_glue.py": files["task3/run_glue.py"] + b"\n# later\n"}),
      "task3_ddp: made with another task3_ddp/run_glue.py than the one in the archive: it is that of ada"),
     (lambda files: files.update({"report.md": files["report.md"].replace(b"## GPT-2", b"Mine.\n\n## GPT-2")}),
@@ -165,12 +166,12 @@ def test_foreign_figures_and_empty_answers_are_marked_and_points_come_back_into_
     for name in texts:
         of = row(entry("1.1", "passed"), name=name, unreadable=False, wall_s=1.0, peak_pss_mb=1)
         result_store.keep(graded, of, of.report, "")
-    head, *rows = csv.reader(table.open())
+    head, *rows = csv.reader(table.read_text().splitlines())
     filled = [[name, *(cell or "2" for cell in cells)] for name, *cells in rows]
     table.write_text("\n".join(",".join(line) for line in [head, *filled]))
     assert command("--enter", table, "--out", graded).returncode == 0
 
-    book = {of["submission"]: of for of in csv.DictReader((graded / "gradebook.csv").open())}
+    book = {of["submission"]: of for of in csv.DictReader((graded / "gradebook.csv").read_text().splitlines())}
     most = sum(question.points for question in QUESTIONS)
     assert {name: (float(of["report"]), float(of["max_report"])) for name, of in book.items()} == {
         "ada": (2.0 * len(QUESTIONS), most), "bob": (2.0 * len(QUESTIONS), most), "eve": (0.0, most),
