@@ -7,6 +7,7 @@ import contextlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from handin.findings import iteration_time
 from handin.gpt2 import bound_of, epochs_of
@@ -56,8 +57,20 @@ def _communication(run: Run, rank: int) -> float:
 
 
 def _sent(run: Run) -> float:
-    windows = json.loads((run.folder / "traffic_0.json").read_text(encoding="utf-8"))["windows"]
-    return sum(window["sent"] for window in windows) / len(run.seconds) * run.records[0]["steps_per_epoch"] / 1e6
+    return (
+        sum(window["sent"] for window in _traffic(run)["windows"])
+        / len(run.seconds)
+        * run.records[0]["steps_per_epoch"]
+        / 1e6
+    )
+
+
+def _tensors(run: Run) -> float:
+    return len(_traffic(run)["sent"][0]["tensors"])
+
+
+def _traffic(run: Run) -> dict[str, Any]:
+    return json.loads((run.folder / "traffic_0.json").read_text(encoding="utf-8"))
 
 
 def _kept(run: Run) -> float:
@@ -89,7 +102,7 @@ _ROWS = {
         lambda one, ddp: _seconds(one) / _seconds(ddp)),
     "3_calls": _Row("calls of all_reduce in an iteration of task 3", "", ("task3",), _calls),
     "4_sent_mb": _Row("traffic of an epoch that was observed", "MB", ("task4",), _sent),
-    "4_tensors": _Row("tensors that an iteration of task 4 sends", "", ("task4",), _calls),
+    "4_tensors": _Row("tensors that an iteration of task 4 sends", "", ("task4",), _tensors),
     "p_speed_up": _Row("speed-up of the pipeline over model_parallel", "", ("pipeline_parallel", "model_parallel"),
         lambda piped, cut: epochs_of(piped)[1].mean / epochs_of(cut)[1].mean),
     "p_bubble": _Row("bubble of the schedule, (K-1)/(M+K-1)", "", ("pipeline_parallel",),

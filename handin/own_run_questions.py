@@ -3,7 +3,8 @@
     draw(Subject(code, runs), 4, seed)
 
 Each kind below is a function that returns one question. It computes the answer from the records; the wrong choices are
-what usual mistakes would give: the other rank, the first iteration counted, a sum instead of a mean.
+what usual mistakes would give: the other rank, the first iteration counted, a sum instead of a mean. Where these would
+give the answer away by its size, other numbers are among them.
 """
 
 import random
@@ -81,7 +82,7 @@ def _kind(function: Kind) -> Kind:
 def draw(subject: Subject, count: int, seed: str) -> list[OwnRunQuestion]:
     """Return up to `count` questions of different kinds; the same seed and records give the same ones.
 
-    A kind whose records are missing, or whose choices would be too close to tell apart, is left out.
+    A kind whose records are missing is left out.
     """
     rng, questions = random.Random(seed), []
     for kind in rng.sample(KINDS, len(KINDS)):
@@ -89,7 +90,7 @@ def draw(subject: Subject, count: int, seed: str) -> list[OwnRunQuestion]:
             drawn = kind(subject, rng)
         except (*DAMAGED, InputError):
             continue
-        if len(choices := _choices(drawn)) > 2 or (len(choices) == 2 and isinstance(drawn.answer, str)):
+        if drawn.answer and len(choices := _choices(drawn, rng)) > 1:
             answer = choices[0]
             rng.shuffle(choices)
             questions.append(OwnRunQuestion(kind.__name__.strip("_"), drawn.text, tuple(choices), answer, drawn.where))
@@ -98,15 +99,25 @@ def draw(subject: Subject, count: int, seed: str) -> list[OwnRunQuestion]:
     return questions
 
 
-def _choices(drawn: _Drawn) -> list[str]:
-    """Return the answer and then wrong choices, each of which differs visibly from all before it."""
-    kept: list[float | str] = []
-    for value in (drawn.answer, *drawn.wrong):
-        if isinstance(value, str):
-            kept += [value] * (value not in kept)
-        elif all(abs(value - of) > CLOSE * max(abs(value), abs(of)) for of in kept if not isinstance(of, str)):
-            kept.append(value)
-    return [value if isinstance(value, str) else f"{value:.3g} {drawn.unit}".strip() for value in kept[:CHOICES]]
+def _choices(drawn: _Drawn, rng: random.Random) -> list[str]:
+    """Return the answer and then wrong choices, each of which differs visibly from the others."""
+    if isinstance(drawn.answer, str):
+        return [*dict.fromkeys(map(str, (drawn.answer, *drawn.wrong)))][:CHOICES]
+    kept = [drawn.answer]
+    below = rng.randrange(CHOICES)  # drawn, so that nobody gets far by taking the second largest number each time
+    for is_below, count in ((True, below), (False, CHOICES - 1 - below)):
+        mistakes = [float(of) for of in drawn.wrong if (float(of) < drawn.answer) == is_below]
+        others = [drawn.answer * (0.7 if is_below else 1.4) ** power for power in range(1, CHOICES + 2)]
+        for value in (*mistakes, *others):
+            new = all(abs(value - of) > CLOSE * max(abs(value), abs(of)) for of in kept)
+            if new and count and not (drawn.unit == "%" and value > 100):
+                kept.append(value)
+                count -= 1
+    return [f"{_digits(value)} {drawn.unit}".strip() for value in kept]
+
+
+def _digits(value: float) -> str:
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 # --- What the kinds below read ---
@@ -203,7 +214,7 @@ def computing_share(subject: Subject, rng: random.Random) -> _Drawn:
     run, timeline = _timeline(subject, rng, *SEVERAL)
     of = rng.choice(_of_step(timeline, rng))
     share = of.computing / of.seconds
-    wrong = [1 - share, share / run.workers, share + (of.waiting or 0) / of.seconds, share * run.workers]
+    wrong = [1 - share, share / run.workers, share + (of.waiting or 0) / of.seconds]
     text = f"{_name(run)}, step {of.step}: what share of its step does rank {of.rank} compute?"
     return _Drawn(text, 100 * share, [100 * x for x in wrong], "rank file, timeline.steps: computing / seconds", "%")
 
@@ -233,8 +244,8 @@ def who_waits_most(subject: Subject, rng: random.Random) -> _Drawn:
     run, timeline = _timeline(subject, rng, *SEVERAL)
     waits = {rank: sum(of.waiting or 0 for of in parts(timeline) if of.rank == rank) for rank in range(run.workers)}
     most = max(waits, key=lambda rank: waits[rank])
-    return _Drawn(f"{_name(run)}: which rank waits most in the steps of the timeline?", f"rank {most}", _ranks(run, most),
-                  "rank files, timeline.steps: sums of waiting")  # fmt: skip
+    text = f"{_name(run)}: which rank waits most in the steps of the timeline?"
+    return _Drawn(text, f"rank {most}", _ranks(run, most), "rank files, timeline.steps: sums of waiting")
 
 
 @_kind
@@ -242,8 +253,8 @@ def longest_step(subject: Subject, rng: random.Random) -> _Drawn:
     run, timeline = _timeline(subject, rng, *SEVERAL, "pipeline")
     steps = sorted((step for step in timeline.steps if step.rank == 0), key=lambda step: step.start - step.end)
     wrong = [f"step {step.number}" for step in steps[1:]]
-    return _Drawn(f"{_name(run)}: which step of its timeline is rank 0's longest?", f"step {steps[0].number}", wrong,
-                  "timeline.json: steps")  # fmt: skip
+    text = f"{_name(run)}: which step of its timeline is rank 0's longest?"
+    return _Drawn(text, f"step {steps[0].number}", wrong, "timeline.json: steps")
 
 
 @_kind
@@ -293,8 +304,8 @@ def loss_of_the_batch(subject: Subject, rng: random.Random) -> _Drawn:
     i = rng.randrange(1, len(run.losses))
     losses = [record["losses"][i] for record in run.records]
     wrong = [*(f"{loss:.4f}" for loss in losses), f"{sum(losses):.4f}", f"{run.losses[i - 1]:.4f}"]
-    return _Drawn(f"{_name(run)}: the loss of the whole batch in iteration {i + 1}?", f"{run.losses[i]:.4f}", wrong,
-                  "rank files: the mean over the ranks")  # fmt: skip
+    text = f"{_name(run)}: the loss of the whole batch in iteration {i + 1}?"
+    return _Drawn(text, f"{run.losses[i]:.4f}", wrong, "rank files: the mean over the ranks")
 
 
 @_kind
@@ -312,8 +323,8 @@ def lowest_loss(subject: Subject, rng: random.Random) -> _Drawn:
     order = sorted(range(len(run.losses)), key=lambda i: run.losses[i])
     alone = [min(range(len(of["losses"])), key=lambda i: of["losses"][i]) for of in run.records]
     wrong = [f"iteration {i + 1}" for i in [*alone, len(run.losses) - 1, order[1], order[-1]] if i != order[0]]
-    return _Drawn(f"{_name(run)}: in which iteration is the loss of the whole batch lowest?", f"iteration {order[0] + 1}",
-                  wrong, "rank files: the mean over the ranks")  # fmt: skip
+    text = f"{_name(run)}: in which iteration is the loss of the whole batch lowest?"
+    return _Drawn(text, f"iteration {order[0] + 1}", wrong, "rank files: the mean over the ranks")
 
 
 @_kind
@@ -344,8 +355,8 @@ def longest_phase(subject: Subject, rng: random.Random) -> _Drawn:
     run = _run(subject, rng, *NAMES)
     means = {phase: statistics.fmean(_phases(run, phase)[1:]) for phase in PHASES}
     order = sorted(means, key=lambda phase: -means[phase])
-    return _Drawn(f"{_name(run)}: which phase takes rank 0 longest, on average without the first iteration?", order[0],
-                  order[1:4], "rank0.json: phases")  # fmt: skip
+    text = f"{_name(run)}: which phase takes rank 0 longest, on average without the first iteration?"
+    return _Drawn(text, order[0], order[1:4], "rank0.json: phases")
 
 
 @_kind
@@ -371,8 +382,8 @@ def tokens_per_second(subject: Subject, rng: random.Random) -> _Drawn:
     run = _run(subject, rng, "pipeline")
     speed, length = epochs_of(run)[1].mean, run.setting["tokens per example"]
     wrong = [speed / length, speed / 2, speed * run.setting["total batch"], len(run.seconds) / sum(run.seconds)]
-    return _Drawn(f"{_name(run)}: tokens per second, without the first epoch if there are several?", speed, wrong,
-                  "rank0.json: seconds; config: batch and length")  # fmt: skip
+    text = f"{_name(run)}: tokens per second, without the first epoch if there are several?"
+    return _Drawn(text, speed, wrong, "rank0.json: seconds; config: batch and length")
 
 
 @_kind
@@ -380,8 +391,9 @@ def best_epoch(subject: Subject, rng: random.Random) -> _Drawn:
     run = _run(subject, rng, "task1")
     metric = {of["epoch"]: next(iter(of["metrics"].values())) for of in run.records[0]["evaluations"]}
     best = max(metric, key=lambda epoch: metric[epoch])
-    return _Drawn(f"{_name(run)}: after which epoch is the metric highest for the first time?", f"epoch {best}",
-                  [f"epoch {epoch}" for epoch in reversed(metric) if epoch != best], "rank0.json: evaluations")  # fmt: skip
+    wrong = [f"epoch {epoch}" for epoch in reversed(metric) if epoch != best]
+    text = f"{_name(run)}: after which epoch is the metric highest for the first time?"
+    return _Drawn(text, f"epoch {best}", wrong, "rank0.json: evaluations")
 
 
 @_kind

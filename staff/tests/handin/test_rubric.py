@@ -124,7 +124,7 @@ ALTERED: list[tuple[Callable[[Files], object], str]] = [
     (edit("runs/task3_ddp/rank1.json", faster), r"task3_ddp: rank1.json was edited after the run"),
     (edit("runs/task3_ddp/rank0.json", faster, True), r"the report says \| 3 DDP .*; the records give \| 3 DDP "),
     (edit("runs/task3_ddp/rank0.json", faster, True), r"impossible, unless .*: task3_ddp is [\d.]+ times as fast"),
-    (edit("runs/task1_single/rank0.json", lambda of: of["processor"].update(own=1e6), True), "impossible: task1_single"),
+    (edit("runs/task1_single/rank0.json", lambda of: of["processor"].update(own=1e6), True), "impossible: task1"),
     (lambda files: [files.pop(f"runs/task2b_allreduce/rank{r}.json") for r in (0, 1)],
      "missing: .* of the run task2b_allreduce"),
     (lambda files: files.update({"task3/run_glue.py": files["task3/run_glue.py"] + b"\n# later\n"}),
