@@ -1,6 +1,7 @@
 """From solved regions to a hand-in: carry your lines into later scripts, build the report, pack the archive.
 
     python submit.py carry                                          # after each task
+    python submit.py predict 2b                                     # before the first long run of a task
     python submit.py report --netid ab1234 --name "First Last"    # as often as you like: your own words are kept
     python submit.py questions                                      # once, if your course asks for it
     python submit.py pack --netid ab1234 --name "First Last"      # once, at the end
@@ -52,6 +53,13 @@ def report(arguments: argparse.Namespace) -> None:
     print("\n".join(summary(build_report(ROOT, load_course(), student, arguments.runs), ROOT)))
 
 
+def predict(arguments: argparse.Namespace) -> None:
+    need_the_environment()
+    from handin.predictions import predict
+
+    print("\n".join(predict(ROOT, load_course(), arguments.task)))
+
+
 def questions(arguments: argparse.Namespace) -> None:
     need_the_environment()
     from handin.quiz import ask
@@ -91,6 +99,10 @@ def main() -> None:
     )
     command.add_argument("--force", action="store_true", help="replace the lines there (a copy of the file is kept)")
     command.set_defaults(run=carry)
+
+    command = commands.add_parser("predict", help="write down what you expect, before the first long run of a task")
+    command.add_argument("task", help="such as 2b")
+    command.set_defaults(run=predict)
 
     command = commands.add_parser("report", help="build report/report.md and its PDF from the records of your runs")
     command.add_argument("--netid", help="your NetID; with --name, it forms the name of the PDF and is remembered")

@@ -130,9 +130,12 @@ def own_figures(runs: Runs) -> dict[str, OwnFigure]:
     return found
 
 
-def describe(name: str) -> str:
+def describe(name: str, with_unit: bool = False) -> str:
     """Return what a figure is, also where no record gives it."""
-    return SCALING if name == "2b_scaling" else _ROWS[name].what
+    if name == "2b_scaling":
+        return SCALING
+    unit = f" ({_ROWS[name].unit})" if with_unit and _ROWS[name].unit else ""
+    return f"{_ROWS[name].what}{unit}"
 
 
 def in_words(figure: OwnFigure) -> str:

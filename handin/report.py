@@ -21,6 +21,7 @@ from handin.figures import ReportFigures
 from handin.findings import Findings
 from handin.gpt2 import beyond, pipeline, scaling
 from handin.pdf import markdown_to_pdf
+from handin.predictions import in_lines, in_table, read_predictions
 from handin.records import Run, Runs, find_runs
 from handin.student import Student, remembered
 from handin.traffic import traffic
@@ -83,6 +84,7 @@ class RunReport:
     pdf: Path
     findings: Findings
     runs: list[Run]  # whose numbers it has
+    predicted: list[str]  # beside what was measured
     kept_copy: Path | None
 
 
@@ -107,6 +109,9 @@ def build_report(tree: Path, course: Course, student: Student | None = None, fol
             names.add(question.name)
     shown = [run for run in runs.found if re.search(rf"[`(]{re.escape(run.name)}[`)]", body)]
     findings.doubts += [f"{run.name}: {problem}" for run in shown for problem in run.problems]
+    predictions, figures = read_predictions(path.parent), own_figures.own_figures(runs)
+    if predictions:
+        body += f"## Predictions\n\n{in_table(predictions, figures)}"
     body += f"## Which run each number came from\n\n{_provenance(shown)}"
     body += f"## Appendix: code\n\n{_code(tree, course, findings)}"
     if empty:
@@ -123,7 +128,7 @@ def build_report(tree: Path, course: Course, student: Student | None = None, fol
     for target, data in ((path, text.encode()), (pdf, content)):
         with atomic_write(target, "wb") as file:
             file.write(data)
-    return RunReport(path, pdf, findings, shown, kept_copy)
+    return RunReport(path, pdf, findings, shown, in_lines(predictions, figures), kept_copy)
 
 
 def _asked_for(question: Question) -> str:
@@ -183,6 +188,7 @@ def summary(report: RunReport, tree: Path) -> list[str]:
     """Return what the command prints."""
     lines = [f"missing: {what}\n         {command}" for what, command in report.findings.missing]
     lines += [f"suspicious: {doubt}" for doubt in report.findings.doubts]
+    lines += report.predicted
     if report.kept_copy:
         name = report.kept_copy.relative_to(tree)
         lines.append(f"note: the earlier report was changed outside of its sections; it is kept as {name}")

@@ -1,4 +1,4 @@
-"""Questions on own runs: computed from real records, different for different runs, no better than a guess without them."""
+"""Questions on own runs: computed from records, different for different runs, a guess for those who lack the records."""
 
 import json
 import random
