@@ -1,4 +1,4 @@
-"""Questions on own runs: computed from records, different for different runs, a guess for those who lack the records."""
+"""Questions on own runs: computed from records, different for different runs; without the records one can only guess."""
 
 import json
 import random
