@@ -101,6 +101,15 @@ def line(row: GradedHandIn, course: Course) -> list[str | int | float]:
     return [cell(row.name), *score, *row.of_report, *points, *figures, cell("; ".join(row.run.get("notes", [])))]
 
 
+def equal(rows: Iterable[GradedHandIn]) -> list[list[str]]:
+    """Return the names of submissions that are the same, byte for byte, in what is graded of them."""
+    by_digest: dict[str, list[str]] = {}
+    for row in rows:
+        if not row.run.get("unreadable"):
+            by_digest.setdefault(str(row.run.get("hand_in", row.name)), []).append(row.name)
+    return [names for names in by_digest.values() if len(names) > 1]
+
+
 def look_at(row: GradedHandIn) -> str:
     """Return the lines that need manual review: "common/schedule.py:3, while running"."""
     return ", ".join(dict.fromkeys(map(place_of, row.run.get("flags", []))))
