@@ -15,7 +15,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 HERE = sys.platform == "linux"
-NETWORK = Path("/proc/self/net/dev")  # of this process's network namespace; /sys/class/net may show another one
 _BOOT = Path("/proc/sys/kernel/random/boot_id")  # changes at every boot
 _ACKNOWLEDGED_AND_RECEIVED = 120  # offset of tcpi_bytes_acked and tcpi_bytes_received in struct tcp_info
 _M_MMAP_THRESHOLD = -3  # from glibc's malloc.h

@@ -48,9 +48,9 @@ class OwnRunQuestion:
     where: str
 
     def is_right(self, given: str) -> bool:
-        """Return whether this is the letter of the answer, or, of a number, close to it."""
+        """Return whether this is the letter of the answer, the answer itself, or a number close to it."""
         given = given.strip().casefold()
-        if given == "abcdefgh"[self.choices.index(self.answer)]:
+        if given in ("abcdefgh"[self.choices.index(self.answer)], self.answer.casefold()):
             return True
         try:
             value, right = float(given.split()[0]), float(self.answer.split()[0])

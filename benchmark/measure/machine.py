@@ -8,9 +8,8 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from common.linux import NETWORK
 from common.paths import ROOT
-from task4_traffic.counters import read_kernel
+from task4_traffic.counters import interface_counters
 
 
 def environment() -> dict:
@@ -66,7 +65,7 @@ def machine_words(begin: dict) -> str:
 
 def interface_bytes() -> int | None:
     """Bytes that this node's eth0 has sent; None on a machine without it, which is no emulated node."""
-    counters = read_kernel(NETWORK.read_text()).get("eth0")
+    counters = interface_counters().get("eth0")
     return counters[1] if counters else None
 
 

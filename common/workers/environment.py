@@ -7,6 +7,7 @@ system has.
 """
 
 import importlib.util
+import os
 import sys
 import tempfile
 
@@ -19,5 +20,5 @@ if importlib.util.find_spec("torch") is None:
     sys.exit(2)
 
 if len(tempfile.gettempdir()) > 60:
-    # multiprocessing makes sockets in this folder, and the address of a socket has at most 104 characters on macOS.
-    tempfile.tempdir = "/tmp"
+    # multiprocessing and torch make sockets in this folder, and a socket's address has at most 104 characters on macOS.
+    os.environ["TMPDIR"] = tempfile.tempdir = "/tmp"

@@ -107,7 +107,7 @@ def main(descriptor: int) -> None:
         return  # the zygote has ended
     _, descriptors, _, _ = socket.recv_fds(line, 1, PER_RANK)
     for group in start["preload"]:
-        if group != "steps":  # which is that compiler
+        if group != "steps" or start["measures"]:  # it is that compiler, and what takes memory at the first step
             preload.load(group)
     from grader.inside import zygote  # which imports this module
 

@@ -8,7 +8,6 @@ import sys
 import zipfile
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -31,7 +30,7 @@ pytestmark = pytest.mark.medium
 
 COURSE = load_course()
 FORMATS = {"text", "html", "simple_format", "md", "ansi"}
-FIELDS: dict[str, Any] = {  # of the specification
+FIELDS: dict[str, type | tuple[type, ...]] = {  # of the specification
     "score": (int, float), "max_score": (int, float), "execution_time": (int, float), "status": str, "name": str,
     "number": str, "output": str, "output_format": str, "test_output_format": str, "test_name_format": str,
     "name_format": str, "visibility": str, "stdout_visibility": str, "tags": list, "extra_data": dict, "tests": list,
@@ -58,7 +57,7 @@ def of(region: str = "2b.1", *outcomes: tuple[str, str, str]) -> list:
     return [entry(region, status, message, name) for name, status, message in outcomes]
 
 
-def printed(*ranks: int, text: str = "hello") -> list[dict[str, Any]]:
+def printed(*ranks: int, text: str = "hello") -> list[dict[str, object]]:
     return [{"rank": rank, "ended": "raised at x.py:3", "stdout": text, "stderr": ""} for rank in ranks]
 
 

@@ -1,4 +1,4 @@
-"""Questions on own runs: computed from records, different for different runs; without the records one can only guess."""
+"""Questions on own runs: computed from records, different for different runs; without the records, one guesses."""
 
 import json
 import random
@@ -129,12 +129,8 @@ def test_asked_once_on_the_students_machine_within_a_time_and_graded_by_the_reco
     with unpacked([tmp_path], COURSE) as (hand_in,):
         rows = own_runs.answered_at_home(hand_in)
         points = own_runs.points(hand_in, replace(COURSE, own_run_points=10))
-    assert [is_right for *_, is_right in rows] == [
-        True,
-        True,
-        False,
-        False,
-    ]  # the third came after the time, the last is wrong
+    right = [is_right for *_, is_right in rows]
+    assert right == [True, True, False, False]  # the third came after the time, and the last is wrong
     assert points == 5.0 and COURSE.own_run_points == 0
     sheet = subprocess.run(
         [sys.executable, "-m", "staff.questions", tmp_path, "--count", "5"], cwd=ROOT, capture_output=True, text=True

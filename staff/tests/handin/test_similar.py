@@ -1,4 +1,4 @@
-"""staff.similar on a class of 48 that is made from the bank: right variants drawn at random, and 12 copies among them."""
+"""staff.similar on a class of 48 that is made from the bank: right variants drawn at random, and 12 copies."""
 
 import ast
 import json
