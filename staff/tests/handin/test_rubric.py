@@ -96,6 +96,14 @@ def test_what_the_source_courses_ask_for_is_mapped_to_questions_that_exist():
     assert mapped <= {question.name for question in QUESTIONS}
 
 
+def test_the_handout_has_rules_for_assistants_and_staff_have_a_question_for_every_region():
+    text = (ROOT / "staff/assistants.md").read_text()
+
+    asked_about = set(re.findall(r"^\| (\w+\.\d+) \|", text, re.MULTILINE))
+    assert asked_about == {id for id, region in COURSE.regions.items() if not region.bonus}
+    assert len(text.split()) <= 1200 and "AGENTS.md" in open_handout().files
+
+
 def test_an_honest_archive_has_nothing_to_mark_and_its_figures_agree(archive, tmp_path):
     text = sheets(tmp_path, ada=archive)["ada"]
 
@@ -169,6 +177,7 @@ def test_foreign_figures_and_empty_answers_are_marked_and_points_come_back_into_
     head, *rows = csv.reader(table.read_text().splitlines())
     filled = [[name, *(cell or "2" for cell in cells)] for name, *cells in rows]
     table.write_text("\n".join(",".join(line) for line in [head, *filled]))
+    (graded / "roster.csv").write_text("id\nada\nbob\neve\nnobody\n")
     assert command("--enter", table, "--out", graded).returncode == 0
 
     book = {of["submission"]: of for of in csv.DictReader((graded / "gradebook.csv").read_text().splitlines())}
@@ -176,5 +185,8 @@ def test_foreign_figures_and_empty_answers_are_marked_and_points_come_back_into_
     assert {name: (float(of["report"]), float(of["max_report"])) for name, of in book.items()} == {
         "ada": (2.0 * len(QUESTIONS), most), "bob": (2.0 * len(QUESTIONS), most), "eve": (0.0, most),
     }  # fmt: skip
+    (tmp_path / "moodle.csv").write_text(f"Participant ID,Grade,Maximum Grade\nada,,{most}\neve,,{most}\n")
+    exported = command("moodle", graded, tmp_path / "moodle.csv", "--report", module="staff.export")
+    assert exported.stdout.splitlines()[1:] == [f"ada,{2 * len(QUESTIONS)},{most}", f"eve,0,{most}"], exported.stderr
     table.write_text(table.read_text().replace("ada,2", "ada,9", 1))
     assert "expected points from 0 to 2, got '9'" in command("--enter", table, "--out", graded).stderr
