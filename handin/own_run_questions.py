@@ -2,7 +2,7 @@
 
     draw(Subject(code, runs), 4, seed)
 
-Each kind below is a function that returns one question. It computes the answer from the records; the wrong choices are
+Each kind computes its answer from the records; the wrong choices are
 what usual mistakes would give: the other rank, the first iteration counted, a sum instead of a mean. Where these would
 give the answer away by its size, other numbers are among them.
 """
@@ -19,11 +19,12 @@ from common.timeline.boxes import Box, Timeline
 from common.timeline.parts import Parts, parts
 from common.timeline.trace import read_trace
 from handin.findings import cores
-from handin.gpt2 import epochs_of
+from handin.gpt2 import bound_of, epochs_of
 from handin.records import DAMAGED, Run, Runs
 
 NAMES = {"task1": "task 1", "task2a": "task 2a", "task2b": "task 2b", "task3": "task 3 (DDP)", "task4": "task 4"}
 SEVERAL = ("task2a", "task2b", "task3")
+ALL = tuple(NAMES)
 CLOSE = 0.08  # two numbers that differ by less than this share are one choice
 CHOICES = 4
 CALL = re.compile(r"\b(?:dist|distributed)\.(\w+)\(|\.(backward|step)\(|\bDistributedDataParallel\(")
@@ -70,13 +71,15 @@ class _Drawn:
     unit: str = ""
 
 
-Kind = Callable[[Subject, random.Random], _Drawn]
-KINDS: list[Kind] = []
+@dataclass(frozen=True)
+class _Number:
+    """A kind that asks for a number: of one run, or of the parts of one step. `values`: the answer, then mistakes."""
 
-
-def _kind(function: Kind) -> Kind:
-    KINDS.append(function)
-    return function
+    runs: Sequence[str]
+    text: str
+    unit: str
+    where: str
+    values: Callable[..., Sequence[float]]
 
 
 def draw(subject: Subject, count: int, seed: str) -> list[OwnRunQuestion]:
@@ -85,18 +88,37 @@ def draw(subject: Subject, count: int, seed: str) -> list[OwnRunQuestion]:
     A kind whose records are missing is left out.
     """
     rng, questions = random.Random(seed), []
-    for kind in rng.sample(KINDS, len(KINDS)):
+    names = [*OF_A_STEP, *OF_A_RUN, *OTHERS]
+    for name in rng.sample(names, len(names)):
         try:
-            drawn = kind(subject, rng)
+            drawn = _drawn(name, subject, rng)
         except (*DAMAGED, InputError):
             continue
         if drawn.answer and len(choices := _choices(drawn, rng)) > 1:
             answer = choices[0]
             rng.shuffle(choices)
-            questions.append(OwnRunQuestion(kind.__name__.strip("_"), drawn.text, tuple(choices), answer, drawn.where))
+            questions.append(OwnRunQuestion(name, drawn.text, tuple(choices), answer, drawn.where))
         if len(questions) == count:
             break
     return questions
+
+
+def _drawn(name: str, subject: Subject, rng: random.Random) -> _Drawn:
+    if name in OTHERS:
+        return OTHERS[name](subject, rng)
+    if name in OF_A_STEP:
+        kind = OF_A_STEP[name]
+        run, timeline = _timeline(subject, rng, *kind.runs)
+        ranks = _of_step(timeline, rng)
+        of = max(ranks, key=lambda part: part.waiting or 0) if name == "wait_of_a_rank" else rng.choice(ranks)
+        values, text = kind.values(run, of), f"step {of.step}: {kind.text.format(of.rank)}"
+    else:
+        kind = OF_A_RUN[name]
+        run = _run(subject, rng, *kind.runs)
+        i = rng.randrange(1, len(run.losses))
+        values, text = kind.values(run, i), kind.text.format(i + 1)
+    values = [1000 * value if kind.unit == "ms" else 100 * value if kind.unit == "%" else value for value in values]
+    return _Drawn(f"{_name(run)}, {text}", values[0], values[1:], kind.where, kind.unit)
 
 
 def _choices(drawn: _Drawn, rng: random.Random) -> list[str]:
@@ -163,11 +185,83 @@ def _ranks(run: Run, but: int) -> list[str]:
     return [f"rank {rank}" for rank in range(run.workers) if rank != but]
 
 
-# --- Timelines ---
+def _means(run: Run, phase: str, rank: int = 0) -> float:
+    return statistics.fmean(_phases(run, phase, rank)[1:])
 
 
-@_kind
-def last_to_arrive(subject: Subject, rng: random.Random) -> _Drawn:
+def _share(run: Run, phase: str, rank: int) -> float:
+    return _means(run, phase, rank) / statistics.fmean(step["seconds"] for step in run.records[rank]["iterations"][1:])
+
+
+def _cores(run: Run, rank: int) -> float:
+    return run.records[rank]["processor"]["own"] / run.records[rank]["processor"]["seconds"]
+
+
+OF_A_STEP = {
+    "wait_of_a_rank": _Number(
+        SEVERAL, "how long does rank {} wait for ranks that have not arrived?", "ms", "rank file, timeline: waiting",
+        lambda run, of: [of.waiting, of.exposed, of.computing, of.waiting + of.exposed, of.seconds]),
+    "exposed_communication": _Number(
+        SEVERAL, "how much communication of rank {} is exposed?", "ms", "rank file, timeline: exposed",
+        lambda run, of: [of.exposed, of.waiting, of.exposed + of.waiting, of.seconds - of.computing, of.computing]),
+    "hidden_communication": _Number(
+        ("task3",), "how much of rank {}'s communication runs beside computing?", "ms", "rank file, timeline: hidden",
+        lambda run, of: [of.hidden, of.exposed, of.hidden + of.exposed, of.waiting, of.computing]),
+    "computing_share": _Number(
+        SEVERAL, "what share of its step does rank {} compute?", "%", "rank file, timeline: computing / seconds",
+        lambda run, of: [x / of.seconds for x in (
+            of.computing, of.seconds - of.computing, of.computing / run.workers, of.computing + of.waiting)]),
+    "idle_stage": _Number(
+        ("pipeline",), "what share of the step does stage {} wait or communicate?", "%",
+        "rank file, timeline: (waiting + exposed) / seconds",
+        lambda run, of: [(of.waiting + of.exposed) / of.seconds, 1 - bound_of(run)[1],
+                         (run.workers - 1) / run.config["n_chunk"], of.computing / of.seconds]),
+}  # fmt: skip
+OF_A_RUN = {
+    "mean_time": _Number(
+        ALL, "the mean time of rank 0's iterations without the first?", "ms", "rank0.json: seconds",
+        lambda run, i: [statistics.fmean(run.seconds[1:]), statistics.fmean(run.seconds), max(run.seconds[1:]),
+                        sum(run.seconds[1:]) / len(run.seconds), min(run.seconds), run.seconds[0]]),
+    "first_iteration": _Number(
+        ALL, "rank 0's first iteration over the mean of the others?", "", "rank0.json: seconds",
+        lambda run, i: [run.seconds[0] / (mean := statistics.fmean(run.seconds[1:])), mean / run.seconds[0], 1.0]),
+    "loss_of_the_batch": _Number(
+        SEVERAL, "the loss of the whole batch in iteration {}?", "", "rank files: the mean over the ranks",
+        lambda run, i: [run.losses[i], *(of["losses"][i] for of in run.records), run.losses[i] * run.workers]),
+    "forgotten_division": _Number(
+        SEVERAL, "the mean of the ranks' losses in iteration {}, had you forgotten to divide?", "",
+        "rank files: the sum over the ranks",
+        lambda run, i: [run.losses[i] * n for n in (run.workers, 1, 1 / run.workers, run.workers**2)]),
+    "communication_share": _Number(
+        ("task2a", "task2b"), "what share of rank 1's iterations after the first is communication?", "%",
+        "rank1.json: phases",
+        lambda run, i: [share := _share(run, "communication", 1), 1 - share, _share(run, "backward", 1),
+                        _share(run, "communication", 0), share / run.workers]),
+    "root_and_other": _Number(
+        ("task2a",), "how much longer is rank 1's communication than rank 0's, on average without the first iteration?",
+        "ms", "rank files: phases",
+        lambda run, i: [(other := _means(run, "communication", 1)) - (root := _means(run, "communication")),
+                        root, other]),
+    "processor_use": _Number(
+        ALL, "how many cores did rank 0 keep busy on average while it trained?", "cores",
+        "rank0.json: processor, own / seconds",
+        lambda run, i: [_cores(run, 0), 1.0, sum(_cores(run, rank) for rank in range(run.workers)), run.workers]),
+    "cores_of_all": _Number(
+        SEVERAL, "how many cores did all ranks together keep busy on average?", "cores", "rank files: processor",
+        lambda run, i: [total := sum(_cores(run, rank) for rank in range(run.workers)), total / run.workers,
+                        run.workers]),
+    "tokens_per_second": _Number(
+        ("pipeline",), "tokens per second, without the first epoch if there are several?", "", "rank0.json: seconds",
+        lambda run, i: [speed := epochs_of(run)[1].mean, speed / run.setting["tokens per example"], speed / 2]),
+    "memory_at_the_peak": _Number(
+        ("beyond",), "how much more memory than it keeps does rank 0 need at the peak of a step?", "MB",
+        "rank0.json: memory",
+        lambda run, i: [((peak := run.records[0]["memory"]["peak_bytes"])
+                         - (kept := run.records[0]["memory"]["persistent_bytes"])) / 1e6, peak / 1e6, kept / 1e6]),
+}  # fmt: skip
+
+
+def _last_to_arrive(subject: Subject, rng: random.Random) -> _Drawn:
     run, timeline = _timeline(subject, rng, *SEVERAL)
     number, by_rank = _messages(timeline, rng)
     index = rng.randrange(min(map(len, by_rank.values())))
@@ -177,50 +271,7 @@ def last_to_arrive(subject: Subject, rng: random.Random) -> _Drawn:
     return _Drawn(text, f"rank {last}", _ranks(run, last), "timeline.json: the latest start of this box")
 
 
-@_kind
-def wait_of_a_rank(subject: Subject, rng: random.Random) -> _Drawn:
-    run, timeline = _timeline(subject, rng, *SEVERAL)
-    of = max(_of_step(timeline, rng), key=lambda part: part.waiting or 0)
-    wrong = [of.exposed or 0, of.computing, (of.waiting or 0) + (of.exposed or 0), of.seconds]
-    text = f"{_name(run)}, step {of.step}: how long does rank {of.rank} wait for ranks that have not arrived?"
-    return _Drawn(text, 1e3 * (of.waiting or 0), [1e3 * x for x in wrong], "rank file, timeline.steps: waiting", "ms")
-
-
-@_kind
-def exposed_communication(subject: Subject, rng: random.Random) -> _Drawn:
-    run, timeline = _timeline(subject, rng, *SEVERAL)
-    of = rng.choice(_of_step(timeline, rng))
-    wrong = [
-        of.waiting or 0,
-        (of.exposed or 0) + (of.waiting or 0),
-        of.seconds - of.computing,
-        of.hidden or of.computing,
-    ]
-    text = f"{_name(run)}, step {of.step}: how much communication of rank {of.rank} is exposed?"
-    return _Drawn(text, 1e3 * (of.exposed or 0), [1e3 * x for x in wrong], "rank file, timeline.steps: exposed", "ms")
-
-
-@_kind
-def hidden_communication(subject: Subject, rng: random.Random) -> _Drawn:
-    run, timeline = _timeline(subject, rng, "task3")
-    of = max(_of_step(timeline, rng), key=lambda part: part.hidden or 0)
-    wrong = [of.exposed or 0, (of.hidden or 0) + (of.exposed or 0), of.waiting or 0, of.computing]
-    text = f"{_name(run)}, step {of.step}: how much of rank {of.rank}'s communication runs beside computing?"
-    return _Drawn(text, 1e3 * (of.hidden or 0), [1e3 * x for x in wrong], "rank file, timeline.steps: hidden", "ms")
-
-
-@_kind
-def computing_share(subject: Subject, rng: random.Random) -> _Drawn:
-    run, timeline = _timeline(subject, rng, *SEVERAL)
-    of = rng.choice(_of_step(timeline, rng))
-    share = of.computing / of.seconds
-    wrong = [1 - share, share / run.workers, share + (of.waiting or 0) / of.seconds]
-    text = f"{_name(run)}, step {of.step}: what share of its step does rank {of.rank} compute?"
-    return _Drawn(text, 100 * share, [100 * x for x in wrong], "rank file, timeline.steps: computing / seconds", "%")
-
-
-@_kind
-def longest_message(subject: Subject, rng: random.Random) -> _Drawn:
+def _longest_message(subject: Subject, rng: random.Random) -> _Drawn:
     run, timeline = _timeline(subject, rng, *SEVERAL)
     number, by_rank = _messages(timeline, rng)
     by_time = sorted(range(len(by_rank[0])), key=lambda i: by_rank[0][i].start - by_rank[0][i].end)
@@ -229,8 +280,7 @@ def longest_message(subject: Subject, rng: random.Random) -> _Drawn:
     return _Drawn(text, f"number {by_time[0] + 1}", wrong, "timeline.json: boxes of rank 0's network row")
 
 
-@_kind
-def what_one_message_would_save(subject: Subject, rng: random.Random) -> _Drawn:
+def _what_one_message_would_save(subject: Subject, rng: random.Random) -> _Drawn:
     run, timeline = _timeline(subject, rng, "task2b")
     number, by_rank = _messages(timeline, rng)
     times = [box.end - box.start for box in by_rank[0]]
@@ -239,8 +289,7 @@ def what_one_message_would_save(subject: Subject, rng: random.Random) -> _Drawn:
     return _Drawn(text, 1e3 * (sum(times) - max(times)), [1e3 * x for x in wrong], "timeline.json: network row", "ms")
 
 
-@_kind
-def who_waits_most(subject: Subject, rng: random.Random) -> _Drawn:
+def _who_waits_most(subject: Subject, rng: random.Random) -> _Drawn:
     run, timeline = _timeline(subject, rng, *SEVERAL)
     waits = {rank: sum(of.waiting or 0 for of in parts(timeline) if of.rank == rank) for rank in range(run.workers)}
     most = max(waits, key=lambda rank: waits[rank])
@@ -248,8 +297,7 @@ def who_waits_most(subject: Subject, rng: random.Random) -> _Drawn:
     return _Drawn(text, f"rank {most}", _ranks(run, most), "rank files, timeline.steps: sums of waiting")
 
 
-@_kind
-def longest_step(subject: Subject, rng: random.Random) -> _Drawn:
+def _longest_step(subject: Subject, rng: random.Random) -> _Drawn:
     run, timeline = _timeline(subject, rng, *SEVERAL, "pipeline")
     steps = sorted((step for step in timeline.steps if step.rank == 0), key=lambda step: step.start - step.end)
     wrong = [f"step {step.number}" for step in steps[1:]]
@@ -257,68 +305,15 @@ def longest_step(subject: Subject, rng: random.Random) -> _Drawn:
     return _Drawn(text, f"step {steps[0].number}", wrong, "timeline.json: steps")
 
 
-@_kind
-def idle_stage(subject: Subject, rng: random.Random) -> _Drawn:
-    run, timeline = _timeline(subject, rng, "pipeline")
-    ranks = _of_step(timeline, rng)
-    idle = {of.rank: ((of.waiting or 0) + (of.exposed or 0)) / of.seconds for of in ranks}
-    rank, (k, m) = rng.choice(sorted(idle)), (run.workers, run.config["n_chunk"])
-    wrong = [(k - 1) / (m + k - 1), (k - 1) / m, 1 - idle[rank], *(share for of, share in idle.items() if of != rank)]
-    text = f"{_name(run)}, step {ranks[0].step}: for what share of the step does stage {rank} wait or communicate?"
-    return _Drawn(text, 100 * idle[rank], [100 * x for x in wrong], "rank file, timeline.steps: waiting, exposed", "%")
-
-
-# --- Records ---
-
-
-@_kind
-def mean_time(subject: Subject, rng: random.Random) -> _Drawn:
-    run = _run(subject, rng, *NAMES)
-    times = [1e3 * second for second in run.seconds]
-    wrong = [statistics.fmean(times), sum(times[1:]) / len(times), max(times[1:]), min(times), times[0]]
-    text = f"{_name(run)}: the mean time of rank 0's iterations without the first?"
-    return _Drawn(text, statistics.fmean(times[1:]), wrong, "rank0.json: iterations, seconds", "ms")
-
-
-@_kind
-def slowest_iteration(subject: Subject, rng: random.Random) -> _Drawn:
-    run = _run(subject, rng, *NAMES)
+def _slowest_iteration(subject: Subject, rng: random.Random) -> _Drawn:
+    run = _run(subject, rng, *ALL)
     by_time = sorted(range(1, len(run.seconds)), key=lambda i: -run.seconds[i])
     wrong = [f"iteration {i + 1}" for i in (by_time[1], 0, by_time[-1])]
     text = f"{_name(run)}: which iteration after the first takes rank 0 longest (counted from 1)?"
     return _Drawn(text, f"iteration {by_time[0] + 1}", wrong, "rank0.json: iterations, seconds")
 
 
-@_kind
-def first_iteration(subject: Subject, rng: random.Random) -> _Drawn:
-    run = _run(subject, rng, *NAMES)
-    mean = statistics.fmean(run.seconds[1:])
-    wrong = [mean / run.seconds[0], run.seconds[0] / sum(run.seconds[1:]), len(run.seconds) - 1, 1.0]
-    text = f"{_name(run)}: how many times as long as the mean of the others is rank 0's first iteration?"
-    return _Drawn(text, run.seconds[0] / mean, wrong, "rank0.json: iterations, seconds")
-
-
-@_kind
-def loss_of_the_batch(subject: Subject, rng: random.Random) -> _Drawn:
-    run = _run(subject, rng, *SEVERAL)
-    i = rng.randrange(1, len(run.losses))
-    losses = [record["losses"][i] for record in run.records]
-    wrong = [*(f"{loss:.4f}" for loss in losses), f"{sum(losses):.4f}", f"{run.losses[i - 1]:.4f}"]
-    text = f"{_name(run)}: the loss of the whole batch in iteration {i + 1}?"
-    return _Drawn(text, f"{run.losses[i]:.4f}", wrong, "rank files: the mean over the ranks")
-
-
-@_kind
-def forgotten_division(subject: Subject, rng: random.Random) -> _Drawn:
-    run = _run(subject, rng, *SEVERAL)
-    i, n = rng.randrange(len(run.losses)), run.workers
-    mean = run.losses[i]
-    text = f"{_name(run)}: averaging the ranks' losses of iteration {i + 1} without dividing would give"
-    return _Drawn(text, n * mean, [mean, mean / n, n * n * mean], "rank files: the sum over the ranks")
-
-
-@_kind
-def lowest_loss(subject: Subject, rng: random.Random) -> _Drawn:
+def _lowest_loss(subject: Subject, rng: random.Random) -> _Drawn:
     run = _run(subject, rng, *SEVERAL)
     order = sorted(range(len(run.losses)), key=lambda i: run.losses[i])
     alone = [min(range(len(of["losses"])), key=lambda i: of["losses"][i]) for of in run.records]
@@ -327,40 +322,15 @@ def lowest_loss(subject: Subject, rng: random.Random) -> _Drawn:
     return _Drawn(text, f"iteration {order[0] + 1}", wrong, "rank files: the mean over the ranks")
 
 
-@_kind
-def communication_share(subject: Subject, rng: random.Random) -> _Drawn:
-    run = _run(subject, rng, "task2a", "task2b")
-    rank = rng.randrange(len(run.records))
-    seconds = [step["seconds"] for step in run.records[rank]["iterations"]]
-    share = sum(_phases(run, "communication", rank)[1:]) / sum(seconds[1:])
-    wrong = [1 - share, sum(_phases(run, "backward", rank)[1:]) / sum(seconds[1:]), share / run.workers,
-             sum(_phases(run, "communication", rank)[1:]) / sum(seconds)]  # fmt: skip
-    text = f"{_name(run)}: what share of rank {rank}'s iterations after the first is communication?"
-    return _Drawn(text, 100 * share, [100 * x for x in wrong], f"rank{rank}.json: phases", "%")
-
-
-@_kind
-def root_and_other(subject: Subject, rng: random.Random) -> _Drawn:
-    run = _run(subject, rng, "task2a")
-    root, other = (statistics.fmean(_phases(run, "communication", rank)[1:]) for rank in (0, 1))
-    wrong = [1e3 * root, 1e3 * other, 1e3 * (root + other), 1e3 * (root - other)]
-    text = (
-        f"{_name(run)}: how much longer is rank 1's communication than rank 0's in an iteration (mean, first left out)?"
-    )
-    return _Drawn(text, 1e3 * (other - root), wrong, "rank files: phases, communication", "ms")
-
-
-@_kind
-def longest_phase(subject: Subject, rng: random.Random) -> _Drawn:
-    run = _run(subject, rng, *NAMES)
+def _longest_phase(subject: Subject, rng: random.Random) -> _Drawn:
+    run = _run(subject, rng, *ALL)
     means = {phase: statistics.fmean(_phases(run, phase)[1:]) for phase in PHASES}
     order = sorted(means, key=lambda phase: -means[phase])
     text = f"{_name(run)}: which phase takes rank 0 longest, on average without the first iteration?"
     return _Drawn(text, order[0], order[1:4], "rank0.json: phases")
 
 
-@_kind
-def speed_up(subject: Subject, rng: random.Random) -> _Drawn:
+def _speed_up(subject: Subject, rng: random.Random) -> _Drawn:
     one, run = _run(subject, rng, "task1"), _run(subject, rng, *SEVERAL)
     factor = statistics.fmean(one.seconds[1:40]) / statistics.fmean(run.seconds[1:40])
     wrong = [1 / factor, factor / run.workers, float(run.workers), float(min(cores(run), run.workers * 2))]
@@ -368,26 +338,7 @@ def speed_up(subject: Subject, rng: random.Random) -> _Drawn:
     return _Drawn(text, factor, wrong, "rank0.json of both runs: seconds")
 
 
-@_kind
-def efficiency(subject: Subject, rng: random.Random) -> _Drawn:
-    one, run = _run(subject, rng, "task1"), _run(subject, rng, *SEVERAL)
-    factor = statistics.fmean(one.seconds[1:40]) / statistics.fmean(run.seconds[1:40])
-    wrong = [100 * factor, 100 / factor, 100 / run.workers, 100.0]
-    text = f"{_name(run)}: its speed-up over task 1 divided by the number of workers?"
-    return _Drawn(text, 100 * factor / run.workers, wrong, "rank0.json of both runs: seconds", "%")
-
-
-@_kind
-def tokens_per_second(subject: Subject, rng: random.Random) -> _Drawn:
-    run = _run(subject, rng, "pipeline")
-    speed, length = epochs_of(run)[1].mean, run.setting["tokens per example"]
-    wrong = [speed / length, speed / 2, speed * run.setting["total batch"], len(run.seconds) / sum(run.seconds)]
-    text = f"{_name(run)}: tokens per second, without the first epoch if there are several?"
-    return _Drawn(text, speed, wrong, "rank0.json: seconds; config: batch and length")
-
-
-@_kind
-def best_epoch(subject: Subject, rng: random.Random) -> _Drawn:
+def _best_epoch(subject: Subject, rng: random.Random) -> _Drawn:
     run = _run(subject, rng, "task1")
     metric = {of["epoch"]: next(iter(of["metrics"].values())) for of in run.records[0]["evaluations"]}
     best = max(metric, key=lambda epoch: metric[epoch])
@@ -396,37 +347,7 @@ def best_epoch(subject: Subject, rng: random.Random) -> _Drawn:
     return _Drawn(text, f"epoch {best}", wrong, "rank0.json: evaluations")
 
 
-@_kind
-def processor_use(subject: Subject, rng: random.Random) -> _Drawn:
-    run = _run(subject, rng, *NAMES)
-    rank = rng.randrange(len(run.records))
-    used = run.records[rank]["processor"]
-    wrong = [1.0, (used["machine"] or 0) / used["seconds"], float(run.workers), float(cores(run)), used["own"]]
-    text = f"{_name(run)}: how many cores did rank {rank} keep busy on average while it trained?"
-    return _Drawn(text, used["own"] / used["seconds"], wrong, f"rank{rank}.json: processor, own / seconds", "cores")
-
-
-@_kind
-def beside_the_ranks(subject: Subject, rng: random.Random) -> _Drawn:
-    run = _run(subject, rng, *SEVERAL)
-    used = [record["processor"] for record in run.records]
-    total, seconds = sum(of["own"] for of in used), used[0]["seconds"]
-    wrong = [total, total / seconds / run.workers, (used[0]["machine"] or 0) / seconds, float(run.workers)]
-    text = f"{_name(run)}: how many cores did all ranks together keep busy on average?"
-    return _Drawn(text, total / seconds, wrong, "rank files: processor, sum of own / seconds", "cores")
-
-
-@_kind
-def memory_at_the_peak(subject: Subject, rng: random.Random) -> _Drawn:
-    run = _run(subject, rng, "beyond")
-    memory, size = run.records[0]["memory"], 4 * run.setting["parameters"]
-    wrong = [x / 1e6 for x in (memory["peak_bytes"], memory["persistent_bytes"], size, 4 * size)]
-    text = f"`{run.name}`: how much more memory than it keeps does rank 0 need at the peak of a step?"
-    return _Drawn(text, (memory["peak_bytes"] - memory["persistent_bytes"]) / 1e6, wrong, "rank0.json: memory", "MB")
-
-
-@_kind
-def line_of_a_call(subject: Subject, rng: random.Random) -> _Drawn:
+def _line_of_a_call(subject: Subject, rng: random.Random) -> _Drawn:
     file = rng.choice(sorted(name for name in subject.code if re.match(r"task(2a|2b|3|4).*/run_glue\.py", name)))
     calls: dict[str, list[int]] = {}
     for number, line in enumerate(subject.code[file].splitlines(), start=1):
@@ -436,3 +357,21 @@ def line_of_a_call(subject: Subject, rng: random.Random) -> _Drawn:
     wrong = [f"line {lines[0]}" for call, lines in sorted(calls.items()) if call != name]
     rng.shuffle(wrong)
     return _Drawn(f"{file}: which line of yours calls {name}?", f"line {calls[name][0]}", wrong, file)
+
+
+OTHERS: dict[str, Callable[[Subject, random.Random], _Drawn]] = {
+    kind.__name__.strip("_"): kind
+    for kind in (
+        _last_to_arrive,
+        _longest_message,
+        _what_one_message_would_save,
+        _who_waits_most,
+        _longest_step,
+        _slowest_iteration,
+        _lowest_loss,
+        _longest_phase,
+        _speed_up,
+        _best_epoch,
+        _line_of_a_call,
+    )
+}

@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -45,7 +46,7 @@ def waiting(records: list[dict[str, Any]], text: str) -> float:
 
 
 def batch_loss(records: list[dict[str, Any]], text: str) -> float:
-    number = int(text.split("iteration ")[1].split(" ")[0].rstrip("?"))
+    number = int(re.findall(r"iteration (\d+)", text)[0])
     return fmean(record["iterations"][number - 1]["loss"] for record in records)
 
 
@@ -55,9 +56,7 @@ BY_HAND: dict[str, Callable[[list[dict[str, Any]], str], float | int]] = {
     "wait_of_a_rank": waiting,
     "loss_of_the_batch": batch_loss,
     "forgotten_division": lambda records, text: len(records) * batch_loss(records, text),
-    "processor_use": lambda records, text: (
-        (used := records[int(text.split("did rank ")[1].split(" ")[0])]["processor"])["own"] / used["seconds"]
-    ),
+    "processor_use": lambda records, text: records[0]["processor"]["own"] / records[0]["processor"]["seconds"],
 }
 
 
@@ -84,7 +83,7 @@ def test_equal_code_and_other_runs_give_other_answers(student, tmp_path):
         path.write_text(json.dumps(record))
 
     of_one, of_other = (
-        {question.text: question.answer for question in drawn(tree, 3) if question.kind in ("mean_time", "efficiency")}
+        {question.text: question.answer for question in drawn(tree, 3) if question.kind in ("mean_time", "speed_up")}
         for tree in (student, tmp_path / "other")
     )
 
