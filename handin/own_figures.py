@@ -118,7 +118,7 @@ def own_figures(runs: Runs) -> dict[str, OwnFigure]:
     for kind in ("task1", "task2a", "task2b", "task3", "task4", "pipeline", "beyond"):
         for run in reversed(runs.of(kind)):
             mode = run.config.get("model_parallel_mode") if run.config.get("schedule") == "threads" else None
-            best[run.config.get("strategy") or mode or kind] = run
+            best[str(run.config.get("strategy") or mode or kind)] = run
     found = {}
     for name, row in _ROWS.items():
         with contextlib.suppress(*DAMAGED):

@@ -18,7 +18,7 @@ from course.table import load_course
 from staff.grade import result_store
 from staff.grade.class_files import write_class
 from staff.reports.handed_in import unpacked
-from staff.reports.points import FILE, read_points, ungraded, write_points
+from staff.reports.points import FILE, read_points, write_points
 from staff.reports.sheet import most_points, prefilled, sheet
 
 
@@ -45,8 +45,6 @@ def enter(table: Path, out: Path) -> None:
     names = result_store.graded(out)
     sandbox = json.dumps(result_store.read(out, names[0]).report["sandbox"])
     write_class(out, names, load_course(), f"Sandbox: {sandbox}")
-    for name in ungraded(table):
-        print(f"{name}: some answers have no points yet; they count as 0")
     print(f"report points of {len(points)} hand-ins: {out}/gradebook.csv")
 
 

@@ -15,6 +15,8 @@ from handin.words import read_words
 from staff.grade.submissions import choose, name_all
 from staff.grade.unpack import unpack
 
+LARGEST_REPORT = 1_000_000  # bytes; with all code in its appendix, a report has a tenth of it
+
 
 @dataclass(frozen=True)
 class HandedIn:
@@ -51,6 +53,8 @@ def _read(name: str, path: Path, folder: Path, course: Course) -> HandedIn:
     base = folder if found is None else found.parent if (found.parent / "runs").is_dir() else found.parent.parent
     if found is None:
         problems.append("no report.md in it")
+    elif found.stat().st_size > LARGEST_REPORT:
+        problems.append(f"report.md has more than {LARGEST_REPORT:,} bytes and was not read")
     else:
         report = found.read_text(encoding="utf-8", errors="replace")
         try:

@@ -1,7 +1,7 @@
 """The points that people give: read from a table that they have filled in, and kept beside the grade book."""
 
 import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from common.errors import InputError
@@ -48,8 +48,3 @@ def _checked(path: Path, name: str, column: tuple[str, float], cell: str) -> flo
     if not 0 <= value <= column[1]:
         raise InputError(f"{path}: {name}, {column[0]}: expected points from 0 to {column[1]:g}, got {cell!r}")
     return value
-
-
-def ungraded(path: Path) -> Sequence[str]:
-    """Return the hand-ins with an empty cell."""
-    return [line[0] for line in csv.reader(path.read_text(encoding="utf-8-sig").splitlines()) if line and "" in line]
