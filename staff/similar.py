@@ -74,7 +74,9 @@ def _statements(body: str) -> Iterable[str]:
     own = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     own |= {node.arg for node in ast.walk(tree) if isinstance(node, ast.arg)}
     own |= {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    for node in ast.walk(tree):
+    for node in reversed([*ast.walk(tree)]):  # from the leaves on: what is sorted below is a normal form already
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Mult):
+            node.left, node.right = sorted((node.left, node.right), key=ast.dump)
         if isinstance(node, ast.Name) and node.id in own:
             node.id = "_"
         elif isinstance(node, ast.arg):
@@ -96,8 +98,6 @@ def _shape(statement: ast.stmt) -> str:
 
 
 def _text(value: object) -> str:
-    if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Add | ast.Mult):  # a + b and b + a are one shape
-        return f"{type(value.op).__name__}({', '.join(sorted(map(_text, (value.left, value.right))))})"
     return ast.dump(value) if isinstance(value, ast.AST) else repr(value)
 
 
