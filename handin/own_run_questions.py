@@ -12,6 +12,7 @@ import re
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from common.errors import InputError
 from common.record import PHASES
@@ -72,14 +73,14 @@ class _Drawn:
 
 
 @dataclass(frozen=True)
-class _Number:
-    """A kind that asks for a number: of one run, or of the parts of one step. `values`: the answer, then mistakes."""
+class _Row:
+    """A kind that asks about one run, or the parts of one of its steps. `values`: the answer, and then mistakes."""
 
     runs: Sequence[str]
     text: str
     unit: str
     where: str
-    values: Callable[..., Sequence[float]]
+    values: Callable[..., Sequence[Any]]
 
 
 def draw(subject: Subject, count: int, seed: str) -> list[OwnRunQuestion]:
@@ -117,7 +118,8 @@ def _drawn(name: str, subject: Subject, rng: random.Random) -> _Drawn:
         run = _run(subject, rng, *kind.runs)
         i = rng.randrange(1, len(run.losses))
         values, text = kind.values(run, i), kind.text.format(i + 1)
-    values = [1000 * value if kind.unit == "ms" else 100 * value if kind.unit == "%" else value for value in values]
+    if scale := {"ms": 1000, "%": 100}.get(kind.unit):
+        values = [scale * value for value in values]
     return _Drawn(f"{_name(run)}, {text}", values[0], values[1:], kind.where, kind.unit)
 
 
@@ -193,71 +195,92 @@ def _share(run: Run, phase: str, rank: int) -> float:
     return _means(run, phase, rank) / statistics.fmean(step["seconds"] for step in run.records[rank]["iterations"][1:])
 
 
+def _largest(values: Sequence[float]) -> list[int]:
+    """Return the indices of values, the largest first."""
+    return sorted(range(len(values)), key=lambda i: -values[i])
+
+
 def _cores(run: Run, rank: int) -> float:
     return run.records[rank]["processor"]["own"] / run.records[rank]["processor"]["seconds"]
 
 
 OF_A_STEP = {
-    "wait_of_a_rank": _Number(
+    "wait_of_a_rank": _Row(
         SEVERAL, "how long does rank {} wait for ranks that have not arrived?", "ms", "rank file, timeline: waiting",
         lambda run, of: [of.waiting, of.exposed, of.computing, of.waiting + of.exposed, of.seconds]),
-    "exposed_communication": _Number(
+    "exposed_communication": _Row(
         SEVERAL, "how much communication of rank {} is exposed?", "ms", "rank file, timeline: exposed",
         lambda run, of: [of.exposed, of.waiting, of.exposed + of.waiting, of.seconds - of.computing, of.computing]),
-    "hidden_communication": _Number(
+    "hidden_communication": _Row(
         ("task3",), "how much of rank {}'s communication runs beside computing?", "ms", "rank file, timeline: hidden",
         lambda run, of: [of.hidden, of.exposed, of.hidden + of.exposed, of.waiting, of.computing]),
-    "computing_share": _Number(
+    "computing_share": _Row(
         SEVERAL, "what share of its step does rank {} compute?", "%", "rank file, timeline: computing / seconds",
         lambda run, of: [x / of.seconds for x in (
             of.computing, of.seconds - of.computing, of.computing / run.workers, of.computing + of.waiting)]),
-    "idle_stage": _Number(
+    "idle_stage": _Row(
         ("pipeline",), "what share of the step does stage {} wait or communicate?", "%",
         "rank file, timeline: (waiting + exposed) / seconds",
         lambda run, of: [(of.waiting + of.exposed) / of.seconds, 1 - bound_of(run)[1],
                          (run.workers - 1) / run.config["n_chunk"], of.computing / of.seconds]),
 }  # fmt: skip
 OF_A_RUN = {
-    "mean_time": _Number(
+    "mean_time": _Row(
         ALL, "the mean time of rank 0's iterations without the first?", "ms", "rank0.json: seconds",
         lambda run, i: [statistics.fmean(run.seconds[1:]), statistics.fmean(run.seconds), max(run.seconds[1:]),
                         sum(run.seconds[1:]) / len(run.seconds), min(run.seconds), run.seconds[0]]),
-    "first_iteration": _Number(
+    "first_iteration": _Row(
         ALL, "rank 0's first iteration over the mean of the others?", "", "rank0.json: seconds",
         lambda run, i: [run.seconds[0] / (mean := statistics.fmean(run.seconds[1:])), mean / run.seconds[0], 1.0]),
-    "loss_of_the_batch": _Number(
+    "loss_of_the_batch": _Row(
         SEVERAL, "the loss of the whole batch in iteration {}?", "", "rank files: the mean over the ranks",
         lambda run, i: [run.losses[i], *(of["losses"][i] for of in run.records), run.losses[i] * run.workers]),
-    "forgotten_division": _Number(
+    "forgotten_division": _Row(
         SEVERAL, "the mean of the ranks' losses in iteration {}, had you forgotten to divide?", "",
         "rank files: the sum over the ranks",
         lambda run, i: [run.losses[i] * n for n in (run.workers, 1, 1 / run.workers, run.workers**2)]),
-    "communication_share": _Number(
+    "communication_share": _Row(
         ("task2a", "task2b"), "what share of rank 1's iterations after the first is communication?", "%",
         "rank1.json: phases",
         lambda run, i: [share := _share(run, "communication", 1), 1 - share, _share(run, "backward", 1),
                         _share(run, "communication", 0), share / run.workers]),
-    "root_and_other": _Number(
+    "root_and_other": _Row(
         ("task2a",), "how much longer is rank 1's communication than rank 0's, on average without the first iteration?",
         "ms", "rank files: phases",
         lambda run, i: [(other := _means(run, "communication", 1)) - (root := _means(run, "communication")),
                         root, other]),
-    "processor_use": _Number(
+    "processor_use": _Row(
         ALL, "how many cores did rank 0 keep busy on average while it trained?", "cores",
         "rank0.json: processor, own / seconds",
         lambda run, i: [_cores(run, 0), 1.0, sum(_cores(run, rank) for rank in range(run.workers)), run.workers]),
-    "cores_of_all": _Number(
+    "cores_of_all": _Row(
         SEVERAL, "how many cores did all ranks together keep busy on average?", "cores", "rank files: processor",
         lambda run, i: [total := sum(_cores(run, rank) for rank in range(run.workers)), total / run.workers,
                         run.workers]),
-    "tokens_per_second": _Number(
+    "tokens_per_second": _Row(
         ("pipeline",), "tokens per second, without the first epoch if there are several?", "", "rank0.json: seconds",
         lambda run, i: [speed := epochs_of(run)[1].mean, speed / run.setting["tokens per example"], speed / 2]),
-    "memory_at_the_peak": _Number(
+    "memory_at_the_peak": _Row(
         ("beyond",), "how much more memory than it keeps does rank 0 need at the peak of a step?", "MB",
         "rank0.json: memory",
         lambda run, i: [((peak := run.records[0]["memory"]["peak_bytes"])
                          - (kept := run.records[0]["memory"]["persistent_bytes"])) / 1e6, peak / 1e6, kept / 1e6]),
+    "slowest_iteration": _Row(
+        ALL, "which iteration after the first takes rank 0 longest (counted from 1)?", "", "rank0.json: seconds",
+        lambda run, i: [f"iteration {n}" for n in (
+            *(n + 2 for n in _largest(run.seconds[1:])[:2]), 1, len(run.seconds))]),
+    "lowest_loss": _Row(
+        SEVERAL, "in which iteration is the loss of the whole batch lowest?", "", "rank files: the mean over the ranks",
+        lambda run, i: [f"iteration {n + 1}" for n in (
+            _largest(run.losses)[-1], *(_largest(of["losses"])[-1] for of in run.records),
+            *_largest(run.losses)[-3:])]),
+    "longest_phase": _Row(
+        ALL, "which phase takes rank 0 longest, on average without the first iteration?", "", "rank0.json: phases",
+        lambda run, i: [PHASES[n] for n in _largest([_means(run, phase) for phase in PHASES])]),
+    "best_epoch": _Row(
+        ("task1",), "after which epoch is the metric highest for the first time?", "", "rank0.json: evaluations",
+        lambda run, i: [f"epoch {n + 1}" for n in _largest([
+            next(iter(of["metrics"].values())) for of in run.records[0]["evaluations"]])]),
 }  # fmt: skip
 
 
@@ -285,7 +308,7 @@ def _what_one_message_would_save(subject: Subject, rng: random.Random) -> _Drawn
     number, by_rank = _messages(timeline, rng)
     times = [box.end - box.start for box in by_rank[0]]
     wrong = [sum(times), max(times), sum(times) / len(times), (sum(times) - max(times)) / run.workers]
-    text = f"{_name(run)}, step {number}: all of rank 0's messages but the longest take together"
+    text = f"{_name(run)}, step {number}: how long do rank 0's messages take together, without the longest one?"
     return _Drawn(text, 1e3 * (sum(times) - max(times)), [1e3 * x for x in wrong], "timeline.json: network row", "ms")
 
 
@@ -297,54 +320,12 @@ def _who_waits_most(subject: Subject, rng: random.Random) -> _Drawn:
     return _Drawn(text, f"rank {most}", _ranks(run, most), "rank files, timeline.steps: sums of waiting")
 
 
-def _longest_step(subject: Subject, rng: random.Random) -> _Drawn:
-    run, timeline = _timeline(subject, rng, *SEVERAL, "pipeline")
-    steps = sorted((step for step in timeline.steps if step.rank == 0), key=lambda step: step.start - step.end)
-    wrong = [f"step {step.number}" for step in steps[1:]]
-    text = f"{_name(run)}: which step of its timeline is rank 0's longest?"
-    return _Drawn(text, f"step {steps[0].number}", wrong, "timeline.json: steps")
-
-
-def _slowest_iteration(subject: Subject, rng: random.Random) -> _Drawn:
-    run = _run(subject, rng, *ALL)
-    by_time = sorted(range(1, len(run.seconds)), key=lambda i: -run.seconds[i])
-    wrong = [f"iteration {i + 1}" for i in (by_time[1], 0, by_time[-1])]
-    text = f"{_name(run)}: which iteration after the first takes rank 0 longest (counted from 1)?"
-    return _Drawn(text, f"iteration {by_time[0] + 1}", wrong, "rank0.json: iterations, seconds")
-
-
-def _lowest_loss(subject: Subject, rng: random.Random) -> _Drawn:
-    run = _run(subject, rng, *SEVERAL)
-    order = sorted(range(len(run.losses)), key=lambda i: run.losses[i])
-    alone = [min(range(len(of["losses"])), key=lambda i: of["losses"][i]) for of in run.records]
-    wrong = [f"iteration {i + 1}" for i in [*alone, len(run.losses) - 1, order[1], order[-1]] if i != order[0]]
-    text = f"{_name(run)}: in which iteration is the loss of the whole batch lowest?"
-    return _Drawn(text, f"iteration {order[0] + 1}", wrong, "rank files: the mean over the ranks")
-
-
-def _longest_phase(subject: Subject, rng: random.Random) -> _Drawn:
-    run = _run(subject, rng, *ALL)
-    means = {phase: statistics.fmean(_phases(run, phase)[1:]) for phase in PHASES}
-    order = sorted(means, key=lambda phase: -means[phase])
-    text = f"{_name(run)}: which phase takes rank 0 longest, on average without the first iteration?"
-    return _Drawn(text, order[0], order[1:4], "rank0.json: phases")
-
-
 def _speed_up(subject: Subject, rng: random.Random) -> _Drawn:
     one, run = _run(subject, rng, "task1"), _run(subject, rng, *SEVERAL)
     factor = statistics.fmean(one.seconds[1:40]) / statistics.fmean(run.seconds[1:40])
     wrong = [1 / factor, factor / run.workers, float(run.workers), float(min(cores(run), run.workers * 2))]
     text = f"{_name(run)}: its speed-up over task 1, from the means of iterations 2 to 40?"
     return _Drawn(text, factor, wrong, "rank0.json of both runs: seconds")
-
-
-def _best_epoch(subject: Subject, rng: random.Random) -> _Drawn:
-    run = _run(subject, rng, "task1")
-    metric = {of["epoch"]: next(iter(of["metrics"].values())) for of in run.records[0]["evaluations"]}
-    best = max(metric, key=lambda epoch: metric[epoch])
-    wrong = [f"epoch {epoch}" for epoch in reversed(metric) if epoch != best]
-    text = f"{_name(run)}: after which epoch is the metric highest for the first time?"
-    return _Drawn(text, f"epoch {best}", wrong, "rank0.json: evaluations")
 
 
 def _line_of_a_call(subject: Subject, rng: random.Random) -> _Drawn:
@@ -366,12 +347,7 @@ OTHERS: dict[str, Callable[[Subject, random.Random], _Drawn]] = {
         _longest_message,
         _what_one_message_would_save,
         _who_waits_most,
-        _longest_step,
-        _slowest_iteration,
-        _lowest_loss,
-        _longest_phase,
         _speed_up,
-        _best_epoch,
         _line_of_a_call,
     )
 }
