@@ -42,13 +42,18 @@ def ask(
     if not questions:
         raise InputError("there is no run to ask about; run the tasks first (handin/README.md lists the runs)")
     read(f"{len(questions)} questions on your own runs, {MINUTES:g} minutes, once. Press Enter to begin. ")
-    begin, answers = clock(), []
+    begin, answers = clock(), list[dict[str, object]]()
     for number, question in enumerate(questions, start=1):
+        # Before each question, so that stopping the program does not give another draw.
+        _keep(path, seed, len(questions), answers)
         answers.append({"given": read(f"\n{number}. {shown(question)}\n> "), "seconds": round(clock() - begin, 1)})
-        # After each answer, so that stopping the program does not give another draw.
-        with atomic_write(path) as file:
-            json.dump({"seed": seed, "count": len(questions), "answers": answers}, file, indent=1)
+    _keep(path, seed, len(questions), answers)
     return ["", f"answers: {path.relative_to(tree)}; `python submit.py pack` puts them into the archive"]
+
+
+def _keep(path: Path, seed: str, count: int, answers: Sequence[dict[str, object]]) -> None:
+    with atomic_write(path) as file:
+        json.dump({"seed": seed, "count": count, "answers": answers}, file, indent=1)
 
 
 def shown(question: OwnRunQuestion) -> str:
