@@ -32,6 +32,12 @@ class GradedHandIn:
     def tests(self) -> list[dict[str, Any]]:
         return self.report["tests"]
 
+    @property
+    def of_report(self) -> list[float | str]:
+        """Points of the report and the most there are; blank until somebody has entered them (staff/rubric.py)."""
+        points = self.run.get("report_points")
+        return [*points] if points else ["", ""]
+
     def points(self, key: str, value: str) -> int:
         """Points of a task or a region."""
         return sum(test["points"] for test in self.tests if test[key] == value)
@@ -67,7 +73,7 @@ class Mistake:
 
 def write_csv(path: Path, rows: Iterable[GradedHandIn], course: Course) -> None:
     """One line for each submission: score, bonus, points of each task and region, time, memory, notes."""
-    head = ["submission", "score", "max_score", "bonus", "max_bonus"]
+    head = ["submission", "score", "max_score", "bonus", "max_bonus", "report", "max_report"]
     head += [f"task {task}" for task in course.tasks] + list(course.regions)
     head += ["not graded here", "needs manual review", "seconds", "peak_pss_mb", "notes"]
     write_table(path, head, [line(row, course) for row in rows])
@@ -92,7 +98,16 @@ def line(row: GradedHandIn, course: Course) -> list[str | int | float]:
         row.run.get("peak_pss_mb", ""),
     ]
     score = [row.report["score"], row.report["max_score"], row.report.get("bonus", 0), row.report.get("max_bonus", 0)]
-    return [cell(row.name), *score, *points, *figures, cell("; ".join(row.run.get("notes", [])))]
+    return [cell(row.name), *score, *row.of_report, *points, *figures, cell("; ".join(row.run.get("notes", [])))]
+
+
+def equal(rows: Iterable[GradedHandIn]) -> list[list[str]]:
+    """Return the names of submissions that are the same, byte for byte, in what is graded of them."""
+    by_digest: dict[str, list[str]] = {}
+    for row in rows:
+        if not row.run.get("unreadable"):
+            by_digest.setdefault(str(row.run.get("hand_in", row.name)), []).append(row.name)
+    return [names for names in by_digest.values() if len(names) > 1]
 
 
 def look_at(row: GradedHandIn) -> str:

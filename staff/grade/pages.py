@@ -140,6 +140,7 @@ def class_page(rows: Sequence[GradedHandIn], course: Course, footer: str, missin
         in_words=score_in_words,
         rows=rows,
         missing=missing,
+        equal=gradebook.equal(rows),
         shared=shared({row.name: row.run.get("measured", ()) for row in rows}),
         flagged=[row for row in rows if row.run.get("flags")],
         readable=len(readable),

@@ -23,7 +23,8 @@ from common.errors import InputError
 from staff.grade.gradebook import GradedHandIn, write_table
 from staff.grade.texts import cell
 
-HEAD = ("id", "name", "score", "max_score", "bonus", "max_bonus", "hand-in", "due", "late", "notes")
+POINTS = ("score", "max_score", "bonus", "max_bonus", "report", "max_report")
+HEAD = ("id", "name", *POINTS, "hand-in", "due", "late", "notes")
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,7 @@ def _names(person: Person) -> set[str]:
     return {_plain("".join(order)) for order in (words, words[-1:] + words[:-1], words[1:] + words[:1]) if words}
 
 
-def _line(person: Person, own: dict[str, list[GradedHandIn]], people: Sequence[Person]) -> list[str | int]:
+def _line(person: Person, own: dict[str, list[GradedHandIn]], people: Sequence[Person]) -> list[str | float]:
     partners = {*person.partners.split(), *(other.id for other in people if person.id in other.partners.split())}
     theirs = [row for id in sorted(partners) for row in own[id]]
     hand_ins = own[person.id] or theirs
@@ -134,7 +135,7 @@ def _line(person: Person, own: dict[str, list[GradedHandIn]], people: Sequence[P
     notes += ["extension"] if person.extension else []
     notes += ["Canvas says late"] if best and re.search(r"_LATE_\d", best.name) else []
     if best is None:
-        result: list[str | int] = ["", "", "", "", "", person.counts, ""]
+        result: list[str | float] = [*[""] * len(POINTS), "", person.counts, ""]
         notes = ["no hand-in", *notes]
     else:
         late = person.late(best.run.get("submitted", ""))
@@ -142,11 +143,11 @@ def _line(person: Person, own: dict[str, list[GradedHandIn]], people: Sequence[P
     return [cell(person.id), cell(person.name), *result, cell("; ".join(notes))]
 
 
-def _points(row: GradedHandIn) -> list[int]:
-    return [int(row.report.get(key, 0)) for key in ("score", "max_score", "bonus", "max_bonus")]
+def _points(row: GradedHandIn) -> list[float | str]:
+    return [*(int(row.report.get(key, 0)) for key in POINTS[:4]), *row.of_report]
 
 
-def _of_nobody(rows: Sequence[GradedHandIn], people: Sequence[Person]) -> Iterator[list[str | int]]:
+def _of_nobody(rows: Sequence[GradedHandIn], people: Sequence[Person]) -> Iterator[list[str | float]]:
     for row in rows:
         if not owners(row.name, people):
             yield ["", "", *_points(row), cell(row.name), "", "", "no id of the roster is in its name"]
