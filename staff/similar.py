@@ -116,10 +116,10 @@ def pairs(code: Mapping[str, Regions], look_at: Iterable[str]) -> list[Pair]:
         evidence = sum(weight[shape] for shape in shared)
         share = evidence / max(1e-9, min(sum(rare[one].values()), sum(rare[other].values())))
         if share >= ALIKE and evidence >= FEWEST:
-            by_region = Counter[str]()
+            by_region = dict.fromkeys((region for region, _ in shared), 0.0)
             for region, shape in shared:
                 by_region[region] += weight[region, shape]
-            regions = tuple(region for region, _ in by_region.most_common())
+            regions = tuple(sorted(by_region, key=lambda region: -by_region[region]))
             found.append(Pair((one, other), share, evidence, regions))
     return sorted(found, key=lambda pair: (-pair.share, -pair.evidence, pair.names))
 
@@ -130,10 +130,9 @@ def page(found: Sequence[Pair], code: Mapping[str, Regions]) -> str:
     for pair in found:
         text += f"<h2>{html.escape(' and '.join(pair.names))}: {pair.share:.0%}</h2>"
         for region in pair.regions:
-            sides = [code[name].get(region, "").splitlines() for name in pair.names]
-            text += (
-                f"<h3>{region}</h3>{difflib.HtmlDiff(wrapcolumn=70).make_table(*sides, *map(html.escape, pair.names))}"
-            )
+            left, right = (code[name].get(region, "").splitlines() for name in pair.names)
+            one, other = map(html.escape, pair.names)
+            text += f"<h3>{region}</h3>{difflib.HtmlDiff(wrapcolumn=70).make_table(left, right, one, other)}"
     return text
 
 
