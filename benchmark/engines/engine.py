@@ -7,7 +7,6 @@ loss = engine.forward(batch); engine.backward(loss, last=True); engine.step(rate
 import contextlib
 import math
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -61,27 +60,28 @@ def summary(total: float, right: int, tokens: int) -> dict[str, float]:
     return {"loss": total / tokens, "perplexity": math.exp(min(total / tokens, 700)), "accuracy": right / tokens}
 
 
-class Engine(ABC):
+class Engine:
     """A model and AdamW, spread over the workers in some way; `wrap` says how. The rest is that of one worker alone:
     a strategy changes what it does differently, and nothing else."""
 
     autocasts = True  # half precision by autocast: weights stay fp32, operations choose
     cuts_model = False  # wrap cuts the model and moves the parts to the device, which need not hold the whole model
+    shares_examples = False  # all workers compute the examples of all of them
     norm: Tensor | float | None = None  # of the last step's gradient before clipping; None: not clipped, or not known
 
     def __init__(self, settings: Settings, worker: Worker, model: nn.Module) -> None:
         self.settings, self.worker = settings, worker
         has_memory = not any(parameter.is_meta for parameter in model.parameters())
         self.bare = model.to(worker.device) if has_memory and not self.cuts_model else model  # otherwise wrap does it
-        self.model: Any = self.wrap(self.bare)
+        self.model = self.wrap(self.bare)
         if self.cuts_model:
             self.bare = self.model  # the rest goes with the last reference to the whole model
         self.optimizer: Any = self.make_optimizer()
         self.scaler = torch.amp.GradScaler(worker.device.type, enabled=settings.precision == "fp16")
 
-    @abstractmethod
-    def wrap(self, model: nn.Module) -> Any:
+    def wrap(self, model: nn.Module) -> nn.Module:
         """The model as forward calls it: nn.Module, DistributedDataParallel, ... (B, T) token ids -> .loss, .logits."""
+        return model
 
     def make_optimizer(self) -> Any:
         return optimizer_class(self.settings)(weight_decay_groups(self.model, self.settings.weight_decay))
@@ -92,8 +92,11 @@ class Engine(ABC):
         return torch.autocast(self.worker.device.type, dtype=half, enabled=enabled)
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        if self.shares_examples:
+            batch = {name: self.of_all_workers(value) for name, value in batch.items()}
         with self.half():
-            return self.model(**batch).loss
+            loss: Tensor = self.model(**batch).loss
+        return loss
 
     def backward(self, loss: Tensor, last: bool) -> Tensor:
         """Gradients of a micro-batch; with the `last` one of a step they are averaged over the workers. The loss."""
@@ -137,6 +140,12 @@ class Engine(ABC):
 
     def validated(self) -> nn.Module:
         return self.model
+
+    def divide_by_accumulation(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Make the sum of a step's micro-batches their mean, once, where no loss was divided before backward."""
+        for parameter in parameters:
+            if parameter.grad is not None:
+                parameter.grad /= self.settings.accumulation
 
     def of_all_workers(self, tokens: Tensor) -> Tensor:
         """The tokens (B, T) of every worker, in the order of ranks: (B * workers, T). A collective."""

@@ -79,6 +79,7 @@ class Megatron(Engine):
     """The matrices of every block, and the vocabulary, are cut over the workers, which compute the same examples."""
 
     cuts_model = True
+    shares_examples = True
 
     def wrap(self, model: Any) -> nn.Module:
         answer_for_cuda()
@@ -138,9 +139,6 @@ class Megatron(Engine):
         """This worker's parameters by GPT-2's names."""
         for name, parameter in self.model.model.named_parameters():
             yield original_name(name), parameter
-
-    def forward(self, batch: dict[str, Tensor]) -> Tensor:
-        return super().forward({name: self.of_all_workers(value) for name, value in batch.items()})
 
     def clip(self, norm: float) -> Tensor:
         """Of a cut gradient every worker knows its part; the others are the same on all."""

@@ -26,9 +26,6 @@ from beyond.sharded_optimizer import ShardedOptimizer
 class OwnRing(Engine):
     """Each worker holds all; an all_reduce of send and recv sums all gradients when the last one is there."""
 
-    def wrap(self, model: nn.Module) -> Any:
-        return model
-
     def backward(self, loss: Tensor, last: bool) -> Tensor:
         value = super().backward(loss, last)
         if last:

@@ -51,13 +51,9 @@ class OwnGrid(Engine):
         return tokens.chunk(dist.get_world_size(self.grid.data))[dist.get_rank(self.grid.data)]
 
     def backward(self, loss: Tensor, last: bool) -> Tensor:
-        tokens = loss
-        value = self.grid.forward_backward(tokens)
+        value = self.grid.forward_backward(loss)  # loss: the tokens that forward returned
         if last:
-            if self.settings.accumulation > 1:
-                for parameter in self.bare.parameters():
-                    if parameter.grad is not None:
-                        parameter.grad /= self.settings.accumulation
+            self.divide_by_accumulation(self.bare.parameters())
             self.grid.finish()
         return value
 

@@ -45,9 +45,6 @@ class Pipeline(Engine):
         self.own = {names[id(p)]: p for p in self.processes.parameters}
         self.model = self.bare = self.parts  # the other stages go with the last reference to the whole model
 
-    def wrap(self, model: nn.Module) -> nn.Module:
-        return model
-
     def make_optimizer(self) -> Any:
         return optimizer_class(self.settings)(weight_decay_groups(self.parts, self.settings.weight_decay))
 
@@ -57,12 +54,9 @@ class Pipeline(Engine):
         return self.tokens
 
     def backward(self, loss: Tensor, last: bool) -> Tensor:
-        scale = 1 / self.settings.accumulation
         result = self.processes.forward_backward(self.tokens)
-        if scale != 1 and last:
-            for parameter in self.processes.parameters:
-                if parameter.grad is not None:
-                    parameter.grad *= scale
+        if last:
+            self.divide_by_accumulation(self.processes.parameters)
         return result
 
     def clip(self, norm: float) -> Tensor:

@@ -13,9 +13,6 @@ from benchmark.engines.engine import Engine
 class Single(Engine):
     """One worker alone."""
 
-    def wrap(self, model: nn.Module) -> nn.Module:
-        return model
-
 
 class Autocast(nn.Module):
     """A model that enters autocast in the thread that calls it: DataParallel's threads enter it without the dtype."""

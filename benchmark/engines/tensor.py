@@ -50,6 +50,7 @@ class TensorParallel(Engine):
     """The matrices of every block are cut over the workers, which compute the same examples; DTensor does the rest."""
 
     cuts_model = True
+    shares_examples = True
 
     def wrap(self, model: Any) -> nn.Module:
         mesh = init_device_mesh(self.worker.device.type, (self.worker.world_size,))
@@ -70,9 +71,6 @@ class TensorParallel(Engine):
                 kind = [p for p in group["params"] if isinstance(p, DTensor) is is_cut]
                 groups.append({"params": kind, "weight_decay": group["weight_decay"]})
         return optimizer_class(self.settings)(groups)
-
-    def forward(self, batch: dict[str, Tensor]) -> Tensor:
-        return super().forward({name: self.of_all_workers(value) for name, value in batch.items()})
 
     def clip(self, norm: float) -> Tensor:
         """torch's clip_grad_norm_ takes either kind of gradient, not both: the factor is that of both norms."""
