@@ -56,12 +56,12 @@ def main() -> None:
     from benchmark import compared_steps  # here: the flags are checked before torch is loaded
     from benchmark.measured_costs import costs_of
     from benchmark.predicted_memory import peak_bytes
-    from benchmark.predicted_step import Cell, check, predict, range_of
+    from benchmark.predicted_step import PredictedCell, check, predict, range_of
 
     if flags.compare:
         print(json.dumps(compared_steps.compare(parse)))
         return
-    cell = Cell(flags.strategy, flags.model, flags.workers, flags.batch_size, flags.length)
+    cell = PredictedCell(flags.strategy, flags.model, flags.workers, flags.batch_size, flags.length)
     check(cell)
     costs, far = costs_of(cell, flags), compared_steps.far(cell.workers, flags.rate)
     step, (error, errors) = predict(cell, costs), compared_steps.errors(cell.strategy)

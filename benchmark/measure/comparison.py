@@ -78,7 +78,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Fault:
+class WrongStrategy:
     """A strategy that is wrong, and so has no figures."""
 
     label: Label
@@ -89,20 +89,20 @@ class Fault:
         return {"strategy": str(self.label), "gradient": self.gradient, "sentence": self.sentence}
 
 
-def evaluate(settings: Settings, base: str, rounds: Rounds, gpu: str | None) -> tuple[list[Row], list[Fault]]:
+def evaluate(settings: Settings, base: str, rounds: Rounds, gpu: str | None) -> tuple[list[Row], list[WrongStrategy]]:
     """A row for each strategy, by speed; and those that are wrong."""
     seconds, losses = np.array(rounds.seconds)[WARM_UP:], np.array(rounds.losses)
     base_seconds = seconds[:, rounds.labels.index(Label(base))]
     gradients = {proof["strategy"]: proof["gradient"] for proof in rounds.proofs} | {"single": "ok"}
     wrong = [proof for proof in rounds.proofs if proof["sentence"]]
-    rows, faults = [], [Fault(Label(one["strategy"]), one["gradient"], one["sentence"]) for one in wrong]
+    rows, faults = [], [WrongStrategy(Label(one["strategy"]), one["gradient"], one["sentence"]) for one in wrong]
     for column, label in enumerate(rounds.labels):
         norms = rounds.norms[column]
         measured = of_all_workers([figures[column] for figures in rounds.figures])
         workers = 1 if label.strategy == "single" else settings.world_size
         reason = fault(settings.precision, losses[column], norms, rounds.norms[0])
         if reason := reason or sends_nothing("it", workers, measured.sent_bytes):
-            faults.append(Fault(label, reason, f"{label}: {reason}"))
+            faults.append(WrongStrategy(label, reason, f"{label}: {reason}"))
             continue
         mean_ratio, *ratio_ends = ratio(seconds[:, column], base_seconds)
         median, *ends = interval(seconds[:, column] * 1e3)
@@ -144,7 +144,7 @@ def of_all_workers(figures: list[Figures]) -> Figures:
     return replace(largest, sent_bytes=statistics.fmean(sent) if sent else None)
 
 
-def table(settings: Settings, rows: list[Row], faults: list[Fault], base: str) -> str:
+def table(settings: Settings, rows: list[Row], faults: list[WrongStrategy], base: str) -> str:
     own = is_own(settings.model)
     columns = {  # heading -> figure, unit, digits; a column that nobody could measure is left out
         "examples/s" if own else "tokens/s": ("samples_per_second" if own else "tokens_per_second", 1, 0),

@@ -147,7 +147,7 @@ def _from_json(values: dict[str, Any]) -> RunRecord:
 
 
 @dataclass(frozen=True)
-class Cell:
+class SweepCell:
     """One launch of a sweep. batch_size: of one worker. repeat: of several launches of the same."""
 
     label: Label
@@ -165,7 +165,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Failure:
+class FailedRun:
     """A launch without a record. outcome: OOM, wrong (its gradient is), or error."""
 
     outcome: str
@@ -173,26 +173,26 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Launch:
+class SweepLaunch:
     """What a sweep keeps of a launch in cell.json. gradient: by the proof. made_with: flags, commit, versions, threads;
     only what was made with the same may stand in one table."""
 
-    cell: Cell
+    cell: SweepCell
     gradient: str
     made_with: dict[str, str]
 
 
-def read_launch(place: Path) -> Launch | None:
+def read_launch(place: Path) -> SweepLaunch | None:
     """Return what a sweep kept in this folder; None where there was no sweep."""
     if not (place / "cell.json").exists():
         return None
     values = json.loads((place / "cell.json").read_text())
     cell = values.pop("cell")
-    return Launch(Cell(**cell | {"label": Label(**cell["label"])}), **values)
+    return SweepLaunch(SweepCell(**cell | {"label": Label(**cell["label"])}), **values)
 
 
-def read_outcome(place: Path) -> RunRecord | Failure | None:
+def read_outcome(place: Path) -> RunRecord | FailedRun | None:
     """Return what a run has left in its folder: its record, its failure, or nothing."""
     if (place / "failure.json").exists():
-        return Failure(**json.loads((place / "failure.json").read_text()))
+        return FailedRun(**json.loads((place / "failure.json").read_text()))
     return read_record(place / "result.json") if (place / "result.json").exists() else None

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmark.settings import Settings
-from benchmark.training.own_model import Output
+from benchmark.training.own_model import LossOutput
 
 NOISE = 1e-9  # of the mean gradient: in fp32, rounding alone is more
 
@@ -72,10 +72,10 @@ class Twice(nn.Module):
         self.model = model
         self.config: Any = model.config
 
-    def forward(self, **batch: Tensor) -> Output:
+    def forward(self, **batch: Tensor) -> LossOutput:
         """Return the mean loss of both."""
         turned = {name: value.flip(-1) for name, value in batch.items()}
-        return Output(loss=(self.model(**batch).loss + self.model(**turned).loss) / 2)
+        return LossOutput(loss=(self.model(**batch).loss + self.model(**turned).loss) / 2)
 
 
 def built(case: Case, model: nn.Module) -> nn.Module:

@@ -19,7 +19,7 @@ from benchmark.measure.payload import sent
 from benchmark.measure.profile import communication
 from benchmark.measure.turns import take_rounds_alone
 from benchmark.strategies import STRATEGIES
-from benchmark.training.loop import Plan, rate_at
+from benchmark.training.loop import StepPlan, rate_at
 from benchmark.training.translation import load_pairs, read_pairs, sample_pairs
 from benchmark.training.workload import load_workload
 from common.errors import InputError
@@ -164,7 +164,7 @@ def test_communication_behind_arithmetic_is_not_exposed():
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 20])
 def test_every_step_is_dropped_or_timed_or_traced(count):
-    steps = Plan(0, count, dropped=2)
+    steps = StepPlan(0, count, dropped=2)
 
     assert steps.dropped + steps.timed + steps.traced == count
     assert steps.timed >= 1

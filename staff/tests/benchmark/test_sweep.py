@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmark import sweep
-from benchmark.measure.record import Cell, Failure, Launch
+from benchmark.measure.record import FailedRun, SweepCell, SweepLaunch
 from benchmark.strategies import Label
 from benchmark.sweep import keep, parse, plan
 from benchmark.tables import write_tables
@@ -109,13 +109,13 @@ def test_training_is_the_same_on_one_and_two_workers(folder):
 @pytest.mark.medium
 def test_latency_and_memory_have_the_layout_of_the_profiling_project(folder):
     def launch(name: str, label: Label, batch: int) -> Path:
-        keep(folder / name / "cell.json", Launch(Cell(label, "t5-tiny", batch, 2), "ok", {}))
+        keep(folder / name / "cell.json", SweepLaunch(SweepCell(label, "t5-tiny", batch, 2), "ok", {}))
         return folder / name
 
     shutil.copytree(folder / "deeper/still/ddp2", folder / "x")
     launch("x", Label("zero2"), 1)
-    keep(launch("y", Label("zero2"), 4) / "failure.json", Failure("OOM", "out of memory"))
-    keep(launch("z", Label("zero2_offload"), 1) / "failure.json", Failure("error", "no operator"))
+    keep(launch("y", Label("zero2"), 4) / "failure.json", FailedRun("OOM", "out of memory"))
+    keep(launch("z", Label("zero2_offload"), 1) / "failure.json", FailedRun("error", "no operator"))
 
     result = write_tables(folder)
 
@@ -140,7 +140,7 @@ def test_of_several_launches_the_row_has_the_median_and_the_interval_of_the_mean
     steps = record(folder, "single")["steps_ms"]
     for repeat, factor in enumerate((1, 2, 4)):
         shutil.copytree(folder / "single", folder / f"r{repeat}")
-        keep(folder / f"r{repeat}/cell.json", Launch(Cell(SINGLE, "gpt2", 4, 1, repeat), "ok", {}))
+        keep(folder / f"r{repeat}/cell.json", SweepLaunch(SweepCell(SINGLE, "gpt2", 4, 1, repeat), "ok", {}))
         record(folder, f"r{repeat}", steps_ms=[factor * step for step in steps])
 
     (row,) = (row for row in write_tables(folder)["rows"] if row["model"] == "gpt2")
