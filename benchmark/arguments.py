@@ -96,8 +96,8 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
     """The flags of benchmark.run; their defaults are OF_RUN's."""
     add_memory_limit(parser)
     add = parser.add_argument
-    add("--strategy", help=f"{', '.join(STRATEGIES)} (default: ddp)")
-    add("--framework", choices=FRAMEWORKS, help="alternative to --strategy; combine with --zero_stage and --offload")
+    add("--strategies", "--strategy", dest="strategy", help=f"one of {', '.join(STRATEGIES)} (default: ddp)")
+    add("--framework", choices=FRAMEWORKS, help="alternative to --strategies; combine with --zero_stage and --offload")
     add("--zero_stage", type=int, choices=(0, 1, 2, 3), help="with --framework deepspeed")
     add("--offload", action="store_true", help="with --framework deepspeed and stages 1 to 3")
     add("--eval_every", type=int, help="validate every N steps (default: at the end)")
@@ -114,9 +114,9 @@ def _strategy(flags: argparse.Namespace) -> str:
     """The strategy's name, also from --framework, --zero_stage and --offload."""
     framework, stage, offload = flags.framework, flags.zero_stage, flags.offload
     if framework and flags.strategy:
-        raise InputError("expected --strategy or --framework, got both; leave one out")
+        raise InputError("expected --strategies or --framework, got both; leave one out")
     if framework != "deepspeed" and (stage is not None or offload):
-        instead = f", got {framework}" if framework else "; or use --strategy zero2_offload"
+        instead = f", got {framework}" if framework else "; or use --strategies zero2_offload"
         raise InputError(f"--zero_stage and --offload go with --framework deepspeed{instead}")
     if offload and not stage:
         raise InputError("--offload needs --zero_stage 1, 2 or 3: stage 0 shards nothing")
@@ -124,7 +124,7 @@ def _strategy(flags: argparse.Namespace) -> str:
         return f"zero{stage or 0}{'_offload' if offload else ''}"
     name = "single" if framework == "none" else framework or flags.strategy or "ddp"
     if name not in STRATEGIES:
-        raise InputError(f"--strategy: expected one of {', '.join(STRATEGIES)}; got {name!r}")
+        raise InputError(f"--strategies: expected one of {', '.join(STRATEGIES)}; got {name!r}")
     return name
 
 
@@ -146,7 +146,7 @@ def _check_run(settings: Settings, flags: argparse.Namespace) -> None:
     for flag, strategies in OF_STRATEGY.items():
         if getattr(flags, flag) is not None and settings.strategy not in strategies:
             expected = " or ".join(strategies)
-            raise InputError(f"--{flag}: works with --strategy {expected}, got {settings.strategy}; leave it out")
+            raise InputError(f"--{flag}: works with --strategies {expected}, got {settings.strategy}; leave it out")
     _check_installed("tensorboard", "wandb" if settings.wandb else "")
     if reason := why_not(settings):
         raise InputError(reason)

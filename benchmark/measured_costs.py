@@ -54,7 +54,7 @@ def measure(config: RunConfig, model: str, examples: int, length: int) -> dict[s
     forward_backward, optimizer: for so many examples. latency, bandwidth: of two ranks or more.
     """
     words = ["--model", model, "--batch_size", str(examples), "--length", str(length), "--no_cuda", "--workers", "1"]
-    alone, _ = parse([*words, "--strategy", "single"])
+    alone, _ = parse([*words, "--strategies", "single"])
     worker, workload = Worker(config.rank, config.world_size), load_workload(alone)
     engine, batches = Single(alone, worker, workload.build(alone)), workload.batches(alone)
 

@@ -106,12 +106,12 @@ class PredictedStep:
 def check(cell: PredictedCell) -> None:
     """Raise InputError for a step that is not predicted, or that cannot be run."""
     if cell.strategy not in PREDICTED:
-        raise InputError(f"--strategy: expected one of {', '.join(PREDICTED)}, got {cell.strategy!r}")
+        raise InputError(f"--strategies: expected one of {', '.join(PREDICTED)}, got {cell.strategy!r}")
     model, workers, cuts = describe(cell.model, cell.length), cell.workers, STRATEGIES[cell.strategy].cuts
     if cell.strategy == "single" and workers > 1:
-        raise InputError(f"--strategy single runs on one worker, got {workers}; use ddp")
+        raise InputError(f"--strategies single runs on one worker, got {workers}; use ddp")
     if cuts and model.kind != "gpt2":
-        raise InputError(f"--strategy {cell.strategy} cuts GPT-2 into parts, got {cell.model}; use --model gpt2-tiny")
+        raise InputError(f"--strategies {cell.strategy} cuts GPT-2 into parts, got {cell.model}; use --model gpt2-tiny")
     if cuts == "tensor" and model.heads % workers:
         raise InputError(f"--workers: expected a number that divides the {model.heads} heads, got {workers}")
     if cuts == "pipeline" and workers > model.sizes.blocks:

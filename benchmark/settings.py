@@ -2,8 +2,8 @@
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
+from benchmark.measure.output import Json
 from common.config import RunConfig
 
 
@@ -38,6 +38,6 @@ class Settings(RunConfig):
     def examples_per_step(self) -> int:
         return self.batch_size * self.world_size * self.accumulation
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> Json:
         """Everything, as JSON has it."""
         return {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()}

@@ -30,7 +30,7 @@ def use_cpu() -> None:
 
 def one_process(settings: "Settings") -> str:
     name, world = settings.strategy, settings.world_size
-    return f"--strategy {name} runs on one worker, got {world}; leave --workers out, or use ddp" if world > 1 else ""
+    return f"--strategies {name} runs on one worker, got {world}; leave --workers out, or use ddp" if world > 1 else ""
 
 
 def needs_gpu(settings: "Settings") -> str:
@@ -38,17 +38,17 @@ def needs_gpu(settings: "Settings") -> str:
 
     if not settings.no_cuda and torch.cuda.is_available():
         return ""
-    return f"--strategy {settings.strategy} (nn.DataParallel) needs a GPU, and this machine has none; use ddp"
+    return f"--strategies {settings.strategy} (nn.DataParallel) needs a GPU, and this machine has none; use ddp"
 
 
 def no_fp16(settings: "Settings") -> str:
     fp16 = settings.precision == "fp16"
-    return f"--strategy {settings.strategy} has no gradient scaler for fp16; use bf16" if fp16 else ""
+    return f"--strategies {settings.strategy} has no gradient scaler for fp16; use bf16" if fp16 else ""
 
 
 def deepspeed(settings: "Settings") -> str:
     if not importlib.util.find_spec("deepspeed"):
-        return f"--strategy {settings.strategy} needs DeepSpeed: python install.py benchmark"
+        return f"--strategies {settings.strategy} needs DeepSpeed: python install.py benchmark"
     from benchmark.engines.deepspeed_config import contradiction
 
     return contradiction(settings, *STRATEGIES[settings.strategy].zero)
@@ -56,16 +56,16 @@ def deepspeed(settings: "Settings") -> str:
 
 def megatron(settings: "Settings") -> str:
     missing = not importlib.util.find_spec("megatron")
-    return "--strategy megatron needs megatron-core: python install.py megatron" if missing else ""
+    return "--strategies megatron needs megatron-core: python install.py megatron" if missing else ""
 
 
 def horovod(settings: "Settings") -> str:
     if not importlib.util.find_spec("horovod"):
-        return "--strategy horovod is built from source: python install.py horovod"
+        return "--strategies horovod is built from source: python install.py horovod"
     import torch
 
     on_gpu = torch.cuda.is_available() and not settings.no_cuda
-    return "--strategy horovod is built for CPUs; add --no_cuda" if on_gpu else ""
+    return "--strategies horovod is built for CPUs; add --no_cuda" if on_gpu else ""
 
 
 def gpt2_in_fp32(settings: "Settings") -> str:
@@ -73,9 +73,9 @@ def gpt2_in_fp32(settings: "Settings") -> str:
 
     name = settings.strategy
     if kind_of(settings.model) != "gpt2":
-        return f"--strategy {name} cuts GPT-2 into parts, got {settings.model}; use --model gpt2 or gpt2-tiny"
+        return f"--strategies {name} cuts GPT-2 into parts, got {settings.model}; use --model gpt2 or gpt2-tiny"
     if settings.precision != "fp32":
-        return f"--strategy {name} supports only fp32, got {settings.precision}; use --precision fp32"
+        return f"--strategies {name} supports only fp32, got {settings.precision}; use --precision fp32"
     return ""
 
 
@@ -91,7 +91,7 @@ def heads(settings: "Settings") -> str:
             return str(error)
     count = model_config(settings.model)[2].n_head if parts > 1 else 0
     expected = f"expected workers that divide the model's {count} attention heads, got {parts}"
-    return f"--strategy {settings.strategy}: {expected}" if count % parts else ""
+    return f"--strategies {settings.strategy}: {expected}" if count % parts else ""
 
 
 @dataclass(frozen=True)

@@ -25,11 +25,12 @@ import sys
 from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from tqdm import tqdm
 
 from benchmark.measure.machine import commit, these_versions
+from benchmark.measure.output import Json
 from benchmark.measure.record import FailedRun, SweepCell, SweepLaunch, read_launch, read_outcome
 from benchmark.names import add_strategies, command_parser, models_of, names_of, numbers_of
 from benchmark.strategies import STRATEGIES, Label, one_process
@@ -43,7 +44,8 @@ OOM = ("out of memory", "can't allocate memory", "MemoryError", "bad_alloc", "ki
 SINGLE, ALL_CORES = Label("single"), Label("single", "all cores")
 VALIDATION_STEPS = 4  # with --examples_per_step: validation takes so many steps' examples, if there are as many
 OF_GRADIENT = ("precision", "accumulation", "seed", "grid", "bucket_mb", "deepspeed_config")  # the proof's flags, too
-Proofs = dict[tuple[str, int, str], dict[str, Any]]  # rows of benchmark.prove by small model, workers and strategy
+Kept = TypeVar("Kept", SweepLaunch, FailedRun)
+Proofs = dict[tuple[str, int, str], Json]  # rows of benchmark.prove by small model, workers and strategy
 
 
 def plan(flags: argparse.Namespace) -> list[SweepCell]:
@@ -75,7 +77,7 @@ class Sweep:
 
     def words(self, cell: SweepCell) -> list[str]:
         """The flags of benchmark.run that say what a launch computes."""
-        words = ["--strategy", cell.label.strategy, "--model", cell.model, "--batch_size", str(cell.batch_size)]
+        words = ["--strategies", cell.label.strategy, "--model", cell.model, "--batch_size", str(cell.batch_size)]
         words += ["--workers", str(cell.workers), "--max_steps", str(self.flags.steps)]
         if self.flags.memory_limit_mb is not None:
             words += ["--memory_limit_mb", str(self.flags.memory_limit_mb)]
@@ -126,7 +128,7 @@ class Sweep:
             proofs |= {(model, workers, row["strategy"]): row for row in rows}
         return proofs
 
-    def launch(self, cell: SweepCell, proof: dict[str, Any]) -> FailedRun | None:
+    def launch(self, cell: SweepCell, proof: Json) -> FailedRun | None:
         """Run a cell, unless its strategy is wrong; its record or failure goes to its folder."""
         place, made_with = self.folder / cell.name, self.made_with(cell)
         (place / "failure.json").unlink(missing_ok=True)
@@ -155,7 +157,7 @@ def cause(done: subprocess.CompletedProcess[str]) -> str:
     return next((line for sign in signs for line in reversed(lines) if sign in line), lines[-1])[:500]
 
 
-def keep(path: Path, what: Any) -> Any:
+def keep(path: Path, what: Kept) -> Kept:
     with atomic_write(path) as file:
         json.dump(asdict(what), file)
     return what

@@ -10,12 +10,12 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
+from torch.optim import Optimizer
 
 from benchmark.measure.payload import sent
 from benchmark.settings import Settings
@@ -29,7 +29,7 @@ BETAS = (0.9, 0.999)
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def optimizer_class(settings: Settings) -> Callable[[list[dict]], torch.optim.Optimizer]:
+def optimizer_class(settings: Settings) -> Callable[[list[dict]], Optimizer]:
     """The optimizer of every strategy, for groups of parameters."""
     if settings.optimizer == "sgd":
         return partial(torch.optim.SGD, lr=settings.learning_rate)
@@ -76,14 +76,14 @@ class Engine:
         self.model = self.wrap(self.bare)
         if self.cuts_model:
             self.bare = self.model  # the rest goes with the last reference to the whole model
-        self.optimizer: Any = self.make_optimizer()
+        self.optimizer = self.make_optimizer()
         self.scaler = torch.amp.GradScaler(worker.device.type, enabled=settings.precision == "fp16")
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """The model as forward calls it: nn.Module, DistributedDataParallel, ... (B, T) token ids -> .loss, .logits."""
         return model
 
-    def make_optimizer(self) -> Any:
+    def make_optimizer(self) -> Optimizer:
         return optimizer_class(self.settings)(weight_decay_groups(self.model, self.settings.weight_decay))
 
     def half(self) -> contextlib.AbstractContextManager:

@@ -1,7 +1,6 @@
 """FSDP2 (Zhao et al. 2023) behind the benchmark's Engine."""
 
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -13,7 +12,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_state_dict,
 )
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from benchmark.engines.engine import HALF, Engine
@@ -29,7 +28,7 @@ class FSDP(Engine):
 
     autocasts = False
 
-    def wrap(self, model: nn.Module) -> Any:
+    def wrap(self, model: nn.Module) -> nn.Module:
         half = HALF.get(self.settings.precision)
         policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32 if half else None)
         mesh = init_device_mesh(self.worker.device.type, (self.worker.world_size,))
@@ -43,6 +42,7 @@ class FSDP(Engine):
         return model
 
     def backward(self, loss: Tensor, last: bool) -> Tensor:
+        assert isinstance(self.model, FSDPModule)
         self.model.set_requires_gradient_sync(last)
         return super().backward(loss, last)
 
@@ -50,8 +50,7 @@ class FSDP(Engine):
         return torch.float32, HALF.get(self.settings.precision, torch.float32)  # wrap's policy
 
     def full_parameters(self) -> dict[str, Tensor]:
-        full: Any = get_model_state_dict(self.bare, options=FULL)  # a collective; {} on all but the first worker
-        return full
+        return get_model_state_dict(self.bare, options=FULL)  # a collective; {} on all but the first worker
 
     def save(self, folder: Path) -> None:
         model, optimizer = get_state_dict(self.bare, self.optimizer)

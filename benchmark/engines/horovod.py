@@ -6,17 +6,19 @@ the addresses by which they find one another.
 """
 
 import os
-from typing import Any
+from types import ModuleType
 
 import torch.distributed as dist
 from torch import nn
+from torch.optim import Optimizer
 from torch.profiler import record_function
 
 from benchmark.engines.engine import Engine
+from benchmark.settings import Settings
 from common.workers.process_group import Worker
 
 
-def join(settings: Any, worker: Worker) -> Any:
+def join(settings: Settings, worker: Worker) -> ModuleType:
     """Return horovod.torch; all workers have joined its process group. A collective, the first time."""
     import horovod.torch as hvd
     from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
@@ -46,11 +48,11 @@ def join(settings: Any, worker: Worker) -> Any:
 class Horovod(Engine):
     """Each worker holds all; DistributedOptimizer averages the gradients."""
 
-    def wrap(self, model: nn.Module) -> Any:
+    def wrap(self, model: nn.Module) -> nn.Module:
         self.hvd = join(self.settings, self.worker)
         return model
 
-    def make_optimizer(self) -> Any:
+    def make_optimizer(self) -> Optimizer:
         return self.hvd.DistributedOptimizer(
             super().make_optimizer(),
             named_parameters=self.bare.named_parameters(),

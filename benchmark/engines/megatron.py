@@ -8,11 +8,11 @@ import re
 import warnings
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from transformers import GPT2LMHeadModel
 
 from benchmark.engines.engine import Engine
 
@@ -81,7 +81,9 @@ class Megatron(Engine):
     cuts_model = True
     shares_examples = True
 
-    def wrap(self, model: Any) -> nn.Module:
+    model: Gpt
+
+    def wrap(self, model: nn.Module) -> Gpt:
         answer_for_cuda()
         from megatron.core import parallel_state
         from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
@@ -89,6 +91,7 @@ class Megatron(Engine):
         from megatron.core.tensor_parallel import random
         from megatron.core.transformer.transformer_config import TransformerConfig
 
+        assert isinstance(model, GPT2LMHeadModel)
         given, workers = model.config, self.worker.world_size
         self.heads, self.vocabulary = given.n_head, given.vocab_size
         rows = -(-given.vocab_size // workers) * workers

@@ -8,11 +8,11 @@ import contextlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from benchmark.engines.engine import HALF, Engine, optimizer_class
 from benchmark.training.own_model import blocks
@@ -39,7 +39,7 @@ class OwnRing(Engine):
 class OwnOverlap(Engine):
     """Each worker holds all; gradients are summed by all_reduce, bucket by bucket, while backward still runs."""
 
-    def wrap(self, model: nn.Module) -> Any:
+    def wrap(self, model: nn.Module) -> nn.Module:
         self.reducer = GradientReducer(model, int(self.settings.bucket_mb * 2**20))
         return model
 
@@ -55,17 +55,18 @@ class OwnSharded(Engine):
     """What the three stages share: the lesson's object has the optimizer, clips, and steps."""
 
     autocasts = False
-    shard: Callable[..., Any]  # gives the lesson's object for (model, blocks, make_optimizer, weight_decay)
-    sharded: Any  # this object
+    # shard gives the lesson's object for (model, blocks, make_optimizer, weight_decay); sharded is this object.
+    shard: Callable[..., ShardedOptimizer | ShardedModel]
+    sharded: ShardedOptimizer | ShardedModel
 
-    def wrap(self, model: nn.Module) -> Any:
+    def wrap(self, model: nn.Module) -> nn.Module:
         settings = self.settings
         if settings.precision != "fp32":
             model = model.to(HALF[settings.precision])
         self.sharded = self.shard(model, blocks(model), optimizer_class(settings), settings.weight_decay)
         return model
 
-    def make_optimizer(self) -> Any:
+    def make_optimizer(self) -> Optimizer:
         return self.sharded.optimizer
 
     def backward(self, loss: Tensor, last: bool) -> Tensor:

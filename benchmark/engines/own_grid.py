@@ -5,11 +5,11 @@ Forward and backward are interleaved by the schedule, so both count as backward.
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from benchmark.engines.engine import Engine, micro_batches, optimizer_class, summary, validation_sums
@@ -26,14 +26,15 @@ class OwnGrid(Engine):
     cuts_model = True
     grid: OnGrid
 
-    def __init__(self, settings: Settings, worker: Worker, model: Any) -> None:
+    def __init__(self, settings: Settings, worker: Worker, model: GPT2LMHeadModel) -> None:
         self.config: GPT2Config = model.config
         strategy = settings.strategy.removeprefix("own_")
         self.sizes = parse_grid(strategy, settings.grid if strategy == "grid" else None, settings.world_size)
         check_cut(model.config.n_layer, model.config.n_head, self.sizes)
         super().__init__(settings, worker, model)
 
-    def wrap(self, model: Any) -> nn.Module:
+    def wrap(self, model: nn.Module) -> nn.Module:
+        assert isinstance(model, GPT2LMHeadModel)
         settings, grid = self.settings, self.sizes
         # The workers of a replica compute the examples of all of them together.
         examples = settings.batch_size * grid.pipeline * grid.tensor
@@ -42,7 +43,7 @@ class OwnGrid(Engine):
         self.grid = OnGrid(model, grid, optimizer_class(settings), settings.weight_decay, "1f1b", chunks)
         return self.grid.model.to(self.worker.device)
 
-    def make_optimizer(self) -> Any:
+    def make_optimizer(self) -> Optimizer:
         return self.grid.optimizer
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
@@ -77,7 +78,7 @@ class OwnGrid(Engine):
         first = self.worker.is_first
         places = self.places()
         own_cell = [(name, p.detach().cpu(), places.get(id(p))) for name, p in self.names()]
-        cells: list[Any] = [None] * self.worker.world_size if first else []
+        cells = [own_cell] * self.worker.world_size if first else []
         dist.gather_object(own_cell, cells if first else None)
         if not first:
             return {}

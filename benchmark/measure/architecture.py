@@ -7,10 +7,9 @@ takes seconds, on any machine.
 import math
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import GPT2LMHeadModel, T5ForConditionalGeneration
@@ -46,8 +45,8 @@ class Architecture:
 def describe(model: str, length: int) -> Architecture:
     """Return the architecture of a model by its name or folder; examples have `length` tokens."""
     kind, _, config = model_config(model)
-    model_class: Any = GPT2LMHeadModel if kind == "gpt2" else T5ForConditionalGeneration
-    saved: dict[Any, int] = {}  # storages of what backward needs
+    model_class = GPT2LMHeadModel if kind == "gpt2" else T5ForConditionalGeneration
+    saved: dict[int, int] = {}  # storages of what backward needs
     kept: list[Tensor] = []
 
     def keep(tensor: Tensor) -> Tensor:
@@ -56,8 +55,8 @@ def describe(model: str, length: int) -> Architecture:
         return tensor
 
     with FakeTensorMode():
-        module: nn.Module = model_class(config)
-        module.config.use_cache = False  # type: ignore[union-attr]
+        module = model_class(config)
+        module.config.use_cache = False
         set_dropout(module, 0.0)
         module.train()
         tokens = torch.zeros(SAMPLE, length, dtype=torch.long)

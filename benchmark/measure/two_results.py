@@ -3,16 +3,15 @@
 import json
 import statistics
 from pathlib import Path
-from typing import Any
 
 from benchmark.measure.intervals import Interval, interval_text, ratio
-from benchmark.measure.output import text_table
+from benchmark.measure.output import Json, text_table
 from common.errors import InputError
 
 WHERE_ONLY = {"output_dir", "overwrite_output_dir", "master_ip", "master_port"}  # where a command ran, not what it did
 
 
-def read_result(path: Path) -> dict[str, Any]:
+def read_result(path: Path) -> Json:
     """Return a comparison.json. Raises InputError if the file is none."""
     try:
         result = json.loads(path.read_text())
@@ -22,7 +21,7 @@ def read_result(path: Path) -> dict[str, Any]:
     return result  # type: ignore[no-any-return]
 
 
-def differences(left: dict[str, Any], right: dict[str, Any]) -> str:
+def differences(left: Json, right: Json) -> str:
     """Name what differs between two tables of names and values."""
     return "; ".join(f"{name} {left.get(name)} and {right.get(name)}" for name in left if left[name] != right.get(name))
 

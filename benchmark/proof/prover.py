@@ -4,19 +4,20 @@ import gc
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from benchmark.engines.engine import Engine
+from benchmark.measure.output import Json
 from benchmark.measure.payload import Payload
 from benchmark.proof import wire
 from benchmark.proof.cases import Case, Reference, built, cases, reference
 from benchmark.proof.judge import CaseResult, Observed, judge
 from benchmark.settings import Settings
 from benchmark.training.workload import Workload
+from benchmark.workers import of_everybody
 from common.errors import InputError
 from common.workers.process_group import Worker
 
@@ -44,7 +45,7 @@ class Proof:
         wrong = next((verdict for verdict in self.verdicts if verdict.faults), None)
         return f"{self.name} with {wrong.case}: {', '.join(wrong.faults[:3])}" if wrong else ""
 
-    def row(self) -> dict[str, Any]:
+    def row(self) -> Json:
         """The figures for JSON, which has no NaN. scale, error and norm: the worst of all steps of SGD."""
         sgd = [verdict for verdict in self.verdicts if verdict.case != "AdamW"]
         scales = [verdict.scale for verdict in sgd]
@@ -85,8 +86,7 @@ class Prover:
                 refused = str(refusal)
             except Exception as failure:  # whatever a framework raises
                 error = f"{type(failure).__name__}: {' '.join(str(failure).split())[:200]}"
-            ends: list[tuple[str, str, bool]] = [("", "", False)] * self.worker.world_size
-            dist.all_gather_object(ends, (error, refused, bool(verdict and verdict.faults)))
+            ends = of_everybody((error, refused, bool(verdict and verdict.faults)), self.worker)
             proof.left_out = next((refused for _, refused, _ in ends if refused), "")
             if error := next((error for error, _, _ in ends if error), ""):
                 verdict = CaseResult(case.name, [error])
@@ -117,8 +117,7 @@ class Prover:
             observed.norms,
             wire.faults(observed.sent, engine.sent_dtypes(), elements) if observed.sent is not None else [],
         )
-        everybody: list[Any] = [None] * worker.world_size
-        dist.all_gather_object(everybody, own)
+        everybody = of_everybody(own, worker)
         if not worker.is_first:
             return None
         different, norms, wrong_messages = zip(*everybody, strict=True)

@@ -6,13 +6,14 @@ from typing import Any
 
 from transformers import AutoConfig, GPT2Config, T5Config
 
+from benchmark.measure.output import Json
 from benchmark.names import MODELS, is_own, sized_gpt2
 from common.errors import InputError
 from common.models.load import model_path
 
 # Raffel et al. 2020, "Exploring the Limits of Transfer Learning", and the released configurations; 3b and 11b differ
 # from large in the width of their attention and feed-forward layers only.
-T5_SIZES: dict[str, dict[str, Any]] = {
+T5_SIZES: dict[str, Json] = {
     "t5-small": {"d_model": 512, "d_kv": 64, "d_ff": 2048, "num_layers": 6, "num_heads": 8},
     "t5-large": {"d_model": 1024, "d_kv": 64, "d_ff": 4096, "num_layers": 24, "num_heads": 16},
     "t5-3b": {"d_model": 1024, "d_kv": 128, "d_ff": 16384, "num_layers": 24, "num_heads": 32},

@@ -17,7 +17,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 from torch import Tensor, nn
 from torch.utils.data import Dataset, StackDataset
@@ -51,7 +50,7 @@ class ModelWithLoss(nn.Module):
     ) -> None:
         super().__init__()
         self.model, self.loss, self.metric = model, loss, metric
-        self.config: Any = getattr(model, "config", SimpleNamespace())
+        self.config = getattr(model, "config", SimpleNamespace())
         self.blocks = None if blocks is None else tuple(blocks)  # a list of modules would not be registered either
 
     def forward(self, **batch: Tensor) -> LossOutput:

@@ -36,6 +36,7 @@ def compared(tmp_path_factory):
     folder = tmp_path_factory.mktemp("compare")
     (folder / "model.py").write_text(BROKEN_RING)
     words = ["--model", f"{folder / 'model.py'}:build", "--strategies", "fsdp,own_ring", "--max_steps", 10]
+    words += ["--latex"]
     codes = group(ROOT / "benchmark" / "compare.py", 2, folder, *words)
     return folder / "run", codes, (folder / "log0.txt").read_text()
 
@@ -99,6 +100,10 @@ def test_figures_are_those_of_the_rounds_after_the_warm_up(compared, rounds):
             name: row["step_ms"] for name, row in rows.items() if "step_ms" in row
         }
     assert (folder / "comparison.png").stat().st_size > 5000
+    assert (folder / "comparison.pdf").read_bytes().startswith(b"%PDF")
+    latex = (folder / "comparison.tex").read_text()
+    assert "2 workers, 4 examples each" in latex and "fp32" in latex
+    assert latex.count(r" \\") == 1 + len(rows)  # a line for the headings
     assert "4 examples each, 4 blocks" in printed
 
 

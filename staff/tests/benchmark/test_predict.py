@@ -96,10 +96,10 @@ def printed(words, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("words", "least_ms", "most_ms"),
     [  # 4.470272 MB at 118.75 MB/s take 37.6 ms; computing 80 ms, a message 50 us
-        ("--workers 2 --rate 1gbit --strategy own_ring", 117.74, 117.74),
+        ("--workers 2 --rate 1gbit --strategies own_ring", 117.74, 117.74),
         # Least: all is hidden behind computing. Most: nothing is; 2 buckets go around in 2 * 4095 messages each.
         ("--workers 4096 --rate 1gbit --cores 1", 80, 80 + 2 * 2 * 4095 * 0.05 + 2 * 37.644),
-        ("--workers 2 --rate 1mbit --strategy own_ring", 37644.4, 80 + 37644.5),  # least: computing behind messages
+        ("--workers 2 --rate 1mbit --strategies own_ring", 37644.4, 80 + 37644.5),  # least: computing behind messages
     ],
 )
 def test_far_beyond_what_was_compared_a_step_is_a_range(words, least_ms, most_ms, monkeypatch, capsys):
@@ -114,9 +114,9 @@ def test_far_beyond_what_was_compared_a_step_is_a_range(words, least_ms, most_ms
 @pytest.mark.parametrize(
     ("cell", "words"),
     [
-        (("zero9", "gpt2-tiny", 2), "--strategy: expected one of single, ddp"),
-        (("zero2_offload", "gpt2-tiny", 2), "--strategy: expected one of"),
-        (("own_grid", "gpt2-tiny", 4), "--strategy: expected one of"),
+        (("zero9", "gpt2-tiny", 2), "--strategies: expected one of single, ddp"),
+        (("zero2_offload", "gpt2-tiny", 2), "--strategies: expected one of"),
+        (("own_grid", "gpt2-tiny", 4), "--strategies: expected one of"),
         (("single", "gpt2-tiny", 2), "runs on one worker, got 2"),
         (("pipeline", "t5-tiny", 2), "use --model gpt2-tiny"),
         (("tensor", "gpt2-tiny", 3), "heads, got 3"),
