@@ -8,9 +8,9 @@ from pathlib import Path
 
 import torch
 
-from benchmark.names import MODELS, check_model, command_parser
+from benchmark.names import MODELS, add_strategies, check_model, command_parser, names_of
 from benchmark.settings import Settings
-from benchmark.strategies import STRATEGIES, why_not
+from benchmark.strategies import STRATEGIES, add_engines, why_not
 from benchmark.training.model_config import kind_of
 from cluster.launch import free_port
 from common.arguments import add_common_flags, complete
@@ -21,6 +21,7 @@ from common.workers.place import place_starter, place_worker
 PRECISIONS = ("fp32", "bf16", "fp16")
 FRAMEWORKS = ("none", "dp", "ddp", "fsdp", "deepspeed")
 BUCKET_MB = 4.0
+OURS = tuple(STRATEGIES)  # without those of --engine
 OF_STRATEGY = {  # flags that the other strategies have no use for
     "bucket_mb": ["own_overlap"],
     "grid": ["own_grid"],
@@ -43,7 +44,12 @@ def parse(
     without it, they are those of benchmark.run, which has one strategy. Raises InputError for what cannot be run.
     """
     flags = _parser(command, about or __doc__, add_flags or add_run_flags).parse_args(argv)
-    strategy = "" if add_flags else _strategy(flags)
+    engines = add_engines(flags.engine, flags.like) if flags.engine else []
+    strategy = "" if add_flags else engines[0] if engines else _strategy(flags)
+    if hasattr(flags, "strategies"):  # a command that takes several
+        flags.strategies = flags.strategies or ("" if engines else "all")
+        flags.names = names_of("--strategies", flags.strategies, OURS) if flags.strategies else []
+        flags.names += engines
     is_rank = flags.local_rank != -1 or "RANK" in os.environ
     world_size = flags.world_size or int(os.environ.get("WORLD_SIZE", 0))
     if flags.workers is not None and world_size and flags.workers != world_size:
@@ -83,11 +89,16 @@ def _parser(command: str, about: str, add_flags: AddFlags) -> argparse.ArgumentP
     add("--length", type=int, default=64, help="tokens per example (%(default)s)")
     add("--precision", choices=PRECISIONS, default="fp32", help="numeric precision (default: fp32)")
     add("--deepspeed_config", type=Path, help="a DeepSpeed file of your own")
+    add("--recompute", action="store_true", help="activation checkpointing: recompute each block in backward")
     add("--find_unused_parameters", action="store_true", help="ddp: allow parameters that get no gradient in a step")
     add("--bucket_mb", type=float, help=f"own_overlap: gradient bucket size in MiB ({BUCKET_MB:g})")
     add("--grid", help="own_grid: workers along each axis, such as data=2,tensor=2 (the default on 4)")
     add("--bleu", action="store_true", help="T5: BLEU of the trained model, which the first worker gathers")
     add("--cosine", action="store_true", help="cosine learning-rate decay (default: constant)")
+    add("--engine", default="", metavar="FILE.py:NAME,...", help="engines outside of this repository")
+    add("--like", choices=STRATEGIES, default="ddp", metavar="STRATEGY", help="whose limits they have (ddp)")
+    if add_flags is not add_run_flags:
+        add_strategies(parser, "")
     add_flags(parser)
     return parser
 
@@ -138,6 +149,8 @@ def _check(settings: Settings) -> None:
         raise InputError(f"--warmup_steps: expected fewer than {settings.max_steps} steps, got {settings.warmup_steps}")
     if settings.bleu and kind_of(settings.model) != "t5":
         raise InputError(f"--bleu is for T5, got {settings.model}; leave it out: validation has the loss")
+    if settings.recompute and kind_of(settings.model) == "own":
+        raise InputError(f"--recompute is for models by name or folder, got {settings.model}; leave it out")
     _check_installed("sacrebleu" if settings.bleu else "")
 
 

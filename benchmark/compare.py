@@ -41,8 +41,8 @@ from benchmark.measure.machine import environment, machine_line, machine_words
 from benchmark.measure.output import Json, latex, publish, text_table, write_csv
 from benchmark.measure.turns import take_rounds_alone
 from benchmark.measure.two_results import compare_results
-from benchmark.names import add_strategies, names_of
-from benchmark.prove import candidates_of, prove_all, small_settings, verdict
+from benchmark.names import names_of
+from benchmark.prove import prove_all, small_settings, that_run, verdict
 from benchmark.settings import Settings
 from benchmark.strategies import FAMILIES, STRATEGIES, Label, why_not
 from benchmark.training.workload import load_workload
@@ -92,8 +92,8 @@ def prove_labels(settings: Settings, worker: Worker, labels: list[Label]) -> lis
     """The rows of benchmark.prove for these strategies, on every worker. A collective."""
     small = small_settings(settings)
     names = dict.fromkeys(label.strategy for label in labels if label.strategy != "single")
-    candidates, left_out = candidates_of(small, list(names))
-    rows = [[proof.row() for proof in [*left_out, *prove_all(small, worker, candidates)]]]
+    runnable, left_out = that_run(small, list(names))
+    rows = [[proof.row() for proof in [*left_out, *prove_all(small, worker, runnable)]]]
     dist.broadcast_object_list(rows)
     return rows[0]
 
@@ -155,7 +155,6 @@ def flattened(row: Row) -> Json:
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    add_strategies(parser, "all")
     parser.add_argument("--base", default="ddp", help="the one to compare with (ddp)")
     parser.add_argument("--latex", action="store_true", help="write the table to comparison.tex, too")
 
@@ -169,7 +168,7 @@ def main() -> None:
     if settings.max_steps <= WARM_UP:
         raise InputError(f"--max_steps: expected more than the {WARM_UP} rounds of warm-up, got {settings.max_steps}")
     (base,) = names_of("--base", flags.base, STRATEGIES)[:1]
-    labels, left_out = labels_of(settings, names_of("--strategies", flags.strategies, STRATEGIES), base)
+    labels, left_out = labels_of(settings, flags.names, base)
     names = [label.strategy for label in labels]
     if on_workers("benchmark.compare", settings, flags.starts_workers, names, partial(work, settings, labels)):
         report(settings, left_out, base, begin, flags.latex)

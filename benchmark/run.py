@@ -87,7 +87,7 @@ def warm_up(settings: Settings, worker: Worker) -> None:
     """
     small = replace(small_settings(settings), batch_size=min(settings.batch_size, MOST_EXAMPLES), accumulation=1)
     if not is_own(small.model):
-        longest = getattr(model_config(small.model)[2], "n_positions", settings.length)
+        longest = getattr(model_config(small.model)[2], "max_position_embeddings", settings.length)
         small = replace(small, length=min(settings.length, longest))
     workload = load_workload(small)
     engine = STRATEGIES[small.strategy].make(small, worker, workload.build(small, worker.device))

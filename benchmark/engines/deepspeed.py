@@ -9,6 +9,7 @@ import logging
 import os
 import warnings
 from pathlib import Path
+from typing import Any
 
 import deepspeed
 import torch
@@ -32,6 +33,7 @@ class DeepSpeed(Engine):
     """A DeepSpeedEngine: it wraps the model, makes the optimizer, clips and steps by itself."""
 
     model: deepspeed.DeepSpeedEngine
+    optimizer: Any  # one of DeepSpeed's own, or torch's
 
     def __init__(self, stage: int, offload: bool, settings: Settings, worker: Worker, model: nn.Module) -> None:
         self.settings, self.worker, self.stage, self.offload = settings, worker, stage, offload

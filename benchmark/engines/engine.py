@@ -44,7 +44,7 @@ def micro_batches(examples: int, stages: int) -> int:
 def validation_sums(logits: Tensor, batch: dict[str, Tensor], kind: str) -> tuple[float, int, int]:
     """Sum of the losses, tokens guessed right, tokens. logits (B, T, V); labels (B, T) with -100 at padding."""
     labels = batch["labels"]
-    if kind == "gpt2":  # each token predicts the next
+    if kind != "t5":  # each token predicts the next
         logits, labels = logits[:, :-1], labels[:, 1:]
     loss = nn.functional.cross_entropy(
         logits.float().flatten(0, 1), labels.flatten(), reduction="sum", ignore_index=-100

@@ -50,7 +50,8 @@ class FSDP(Engine):
         return torch.float32, HALF.get(self.settings.precision, torch.float32)  # wrap's policy
 
     def full_parameters(self) -> dict[str, Tensor]:
-        return get_model_state_dict(self.bare, options=FULL)  # a collective; {} on all but the first worker
+        full: dict = get_model_state_dict(self.bare, options=FULL)  # a collective; {} on all but the first worker
+        return full
 
     def save(self, folder: Path) -> None:
         model, optimizer = get_state_dict(self.bare, self.optimizer)

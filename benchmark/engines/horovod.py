@@ -7,6 +7,7 @@ the addresses by which they find one another.
 
 import os
 from types import ModuleType
+from typing import Any
 
 import torch.distributed as dist
 from torch import nn
@@ -38,7 +39,8 @@ def join(settings: Settings, worker: Worker) -> ModuleType:
     gloo = {"RENDEZVOUS_ADDR": settings.master_ip, "RENDEZVOUS_PORT": port[0]}
     if interface := os.environ.get("GLOO_SOCKET_IFNAME"):
         gloo["IFACE"] = interface
-    words = place | sizes | {"HOSTNAME": f"worker{worker.rank}", "CONTROLLER": "gloo", "CPU_OPERATIONS": "gloo"}
+    libraries = {"HOSTNAME": f"worker{worker.rank}", "CONTROLLER": "gloo", "CPU_OPERATIONS": "gloo"}
+    words: dict[str, object] = {**place, **sizes, **libraries}
     words |= {f"GLOO_{name}": value for name, value in gloo.items()}
     os.environ.update({f"HOROVOD_{name}": str(value) for name, value in words.items()})
     hvd.init()
@@ -47,6 +49,8 @@ def join(settings: Settings, worker: Worker) -> ModuleType:
 
 class Horovod(Engine):
     """Each worker holds all; DistributedOptimizer averages the gradients."""
+
+    optimizer: Any  # Horovod's own, which has no types
 
     def wrap(self, model: nn.Module) -> nn.Module:
         self.hvd = join(self.settings, self.worker)

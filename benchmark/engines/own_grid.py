@@ -14,6 +14,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from benchmark.engines.engine import Engine, micro_batches, optimizer_class, summary, validation_sums
 from benchmark.settings import Settings
+from benchmark.strategies import STRATEGIES
 from beyond.on_grid import OnGrid
 from beyond.tensor_parallel import ColumnParallel, RowParallel, attention_columns, own_part
 from common.arguments import check_cut, parse_grid
@@ -28,8 +29,9 @@ class OwnGrid(Engine):
 
     def __init__(self, settings: Settings, worker: Worker, model: GPT2LMHeadModel) -> None:
         self.config: GPT2Config = model.config
-        strategy = settings.strategy.removeprefix("own_")
-        self.sizes = parse_grid(strategy, settings.grid if strategy == "grid" else None, settings.world_size)
+        cuts = STRATEGIES[settings.strategy].cuts
+        strategy = "1f1b" if cuts == "pipeline" else cuts
+        self.sizes = parse_grid(strategy, settings.grid if cuts == "grid" else None, settings.world_size)
         check_cut(model.config.n_layer, model.config.n_head, self.sizes)
         super().__init__(settings, worker, model)
 

@@ -76,7 +76,7 @@ class Pipeline(Engine):
             return {}
         self.model = GPT2LMHeadModelParallel(self.config)
         self.model.load_state_dict(full, strict=False)  # lm_head.weight is wte.weight
-        self.model.to(self.worker.device)
+        self.model.to(self.worker.device)  # type: ignore[arg-type]
         return super().validate(batches, kind)
 
     def full_parameters(self) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.optim import Optimizer
 from transformers import GPT2LMHeadModel
-from transformers.models.gpt2.modeling_gpt2 import GPT2Attention
+from transformers.models.gpt2.modeling_gpt2 import GPT2Attention, GPT2Block
 
 from benchmark.engines.engine import Engine, optimizer_class
 
@@ -57,12 +57,13 @@ class TensorParallel(Engine):
         assert isinstance(model, GPT2LMHeadModel)
         mesh = init_device_mesh(self.worker.device.type, (self.worker.world_size,))
         for block in model.transformer.h:
+            assert isinstance(block, GPT2Block)
             block.attn = SplitAttention(block.attn)
             block.mlp.c_fc = linear(block.mlp.c_fc.weight.data, block.mlp.c_fc.bias.data)
             block.mlp.c_proj = linear(block.mlp.c_proj.weight.data, block.mlp.c_proj.bias.data)
             plan = {f"attn.{name}": style() for name, style in PLAN.items()}
             parallelize_module(block, mesh, plan | {"mlp.c_fc": ColwiseParallel(), "mlp.c_proj": RowwiseParallel()})
-        return model.to(self.worker.device)  # type: ignore[no-any-return]  # the blocks' matrices are there already
+        return model.to(self.worker.device)  # type: ignore[arg-type]  # the blocks' matrices are there already
 
     def make_optimizer(self) -> Optimizer:
         """AdamW's fused kernels take either kind of parameter, not both in one group."""

@@ -180,7 +180,7 @@ class stale(Averaging):
 @wrong("step 2")
 class not_zeroed(DDP):
     def step(self, rate: float) -> None:
-        self.optimizer.zero_grad = lambda: None
+        self.optimizer.zero_grad = lambda *_: None  # type: ignore
         super().step(rate)
 
 
@@ -298,6 +298,7 @@ def clip_local(self: OwnZero2, norm: float) -> Tensor:
     shards = [bucket.shard.gradient for bucket in self.sharded.buckets]
     total = nn.utils.get_total_norm(shards)
     for gradient in shards:
+        assert gradient is not None
         gradient *= (norm / total).clamp(max=1.0)
     return total
 
@@ -425,7 +426,8 @@ class zero3_block_summed(OwnZero3):
     def backward(self, loss: Tensor, last: bool) -> Tensor:
         value = super().backward(loss, last)
         if last:
-            self.sharded.blocks[2].shard.gradient *= 2
+            gradient = self.sharded.blocks[2].shard.gradient
+            gradient *= 2
         return value
 
 

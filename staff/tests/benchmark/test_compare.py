@@ -36,7 +36,7 @@ def compared(tmp_path_factory):
     folder = tmp_path_factory.mktemp("compare")
     (folder / "model.py").write_text(BROKEN_RING)
     words = ["--model", f"{folder / 'model.py'}:build", "--strategies", "fsdp,own_ring", "--max_steps", 10]
-    words += ["--latex"]
+    words += ["--latex", "--engine", f"{ROOT}/staff/tests/benchmark/broken_engines.py:Averaging,doubled"]
     codes = group(ROOT / "benchmark" / "compare.py", 2, folder, *words)
     return folder / "run", codes, (folder / "log0.txt").read_text()
 
@@ -72,9 +72,10 @@ def test_a_wrong_strategy_is_named_and_not_timed_and_the_exit_code_is_1(compared
     assert codes == [1, 0], printed
     assert "own_ring" in json.loads((folder / "comparison.json").read_text())["wrong"]
     assert rows["own_ring"]["gradient"].startswith("error") and "step_ms" not in rows["own_ring"]
+    assert rows["doubled"]["gradient"] == "x 2.0000 (every parameter)" and "step_ms" not in rows["doubled"]
     assert "wrong: own_ring" in printed.splitlines()[-1]
-    others = {name: row["gradient"] for name, row in rows.items() if name != "own_ring"}
-    assert others == dict.fromkeys(["single", "ddp", "fsdp", "ddp again"], "ok")
+    others = {name: row["gradient"] for name, row in rows.items() if name not in ("own_ring", "doubled")}
+    assert others == dict.fromkeys(["single", "ddp", "fsdp", "Averaging", "ddp again"], "ok")
 
 
 def test_figures_are_those_of_the_rounds_after_the_warm_up(compared, rounds):

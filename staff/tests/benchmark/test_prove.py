@@ -14,7 +14,8 @@ from benchmark.arguments import parse
 from benchmark.proof.cases import Case, Reference
 from benchmark.proof.judge import FP32, Observed, compare, judge
 from benchmark.proof.wire import SentMessage, faults
-from benchmark.prove import add_flags, candidates_of, own_candidates, small_model
+from benchmark.prove import add_flags, small_model, that_run
+from benchmark.strategies import add_engines
 from common.errors import InputError
 from common.paths import ROOT
 from staff.tests.benchmark.broken_engines import WRONG
@@ -101,6 +102,18 @@ def test_every_strategy_is_right(workers, precision, count, tmp_path):
 
 
 @pytest.mark.medium
+def test_strategies_are_right_with_a_llama_too(tmp_path):
+    """RMSNorm, rotary positions, SwiGLU, and queries that share keys; what cuts GPT-2 is left out, and named."""
+    names = "ddp,fsdp,own_overlap,own_zero3"
+
+    codes = group(PROVE, 2, tmp_path, "--model", "llama-tiny", "--strategies", names, "--output_dir", tmp_path / "p")
+
+    rows = json.loads((tmp_path / "p" / "proof.json").read_text())
+    assert {row["strategy"]: row["gradient"] for row in rows} == dict.fromkeys(names.split(","), "ok")
+    assert codes == [0, 0]
+
+
+@pytest.mark.medium
 def test_what_cuts_the_model_is_right_with_several_micro_batches_and_megatron_with_a_vocabulary_that_leaves_a_rest(
     tmp_path,
 ):
@@ -159,7 +172,7 @@ def test_an_engine_that_stops_the_workers_is_named_and_the_others_are_proved(tmp
 
 def test_an_engine_that_is_not_there_is_one_clear_line():
     with pytest.raises(InputError, match=r"--engine: .*no_such_engine"):
-        own_candidates(f"{BANK}:no_such_engine", "ddp")
+        add_engines(f"{BANK}:no_such_engine", "ddp")
 
 
 def test_a_large_model_is_proved_by_a_small_one_that_can_be_cut_for_the_workers():
@@ -172,9 +185,9 @@ def test_a_large_model_is_proved_by_a_small_one_that_can_be_cut_for_the_workers(
 def test_what_cannot_be_proved_here_says_why():
     settings, _ = parse(["--world_size", "9", "--no_cuda"], "prove", add_flags=add_flags)
 
-    (candidate,), (left_out,) = candidates_of(settings, ["ddp", "own_tensor"])
+    (runs,), (left_out,) = that_run(settings, ["ddp", "own_tensor"])
 
-    assert candidate.name == "ddp"
+    assert runs == "ddp"
     assert left_out.row()["gradient"] == "not proved"
     assert "4 attention heads" in left_out.row()["left_out"]
 
