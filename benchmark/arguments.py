@@ -27,11 +27,6 @@ OF_STRATEGY = {  # flags that the other strategies have no use for
     "grid": ["own_grid"],
     "deepspeed_config": [name for name, row in STRATEGIES.items() if row.zero],
 }
-OF_RUN = {  # benchmark.run's flags, which the other commands lack, since they take their own steps
-    "strategy": "", "framework": None, "zero_stage": None, "offload": False, "memory_limit_mb": None, "dropped": 2,
-    "eval_every": 0, "eval_batches": 8, "checkpoint_every": 0, "resume": False, "save": False, "keep_trace": False,
-    "wandb": False,
-}  # fmt: skip
 AddFlags = Callable[[argparse.ArgumentParser], None]
 
 
@@ -79,7 +74,7 @@ def parse(
 def _parser(command: str, about: str, add_flags: AddFlags) -> argparse.ArgumentParser:
     parser = command_parser(command, about)
     add_common_flags(parser)
-    parser.set_defaults(learning_rate=1e-4, dropout=0.0, max_steps=20, optimizer="adamw", usual_workers=1, **OF_RUN)
+    parser.set_defaults(learning_rate=1e-4, dropout=0.0, max_steps=20, optimizer="adamw", usual_workers=1)
     add = parser.add_argument
     models = f"{', '.join(MODELS)}, a folder, or FILE.py:NAME for a model of your own (default: gpt2-tiny)"
     add("--model", "--model_name_or_path", default="gpt2-tiny", help=models)
@@ -99,24 +94,27 @@ def _parser(command: str, about: str, add_flags: AddFlags) -> argparse.ArgumentP
     add("--like", choices=STRATEGIES, default="ddp", metavar="STRATEGY", help="whose limits they have (ddp)")
     if add_flags is not add_run_flags:
         add_strategies(parser, "")
+        of_run = command_parser("run", about)  # the other commands take their own steps, with run's defaults
+        add_run_flags(of_run)
+        parser.set_defaults(**vars(of_run.parse_args([])) | {"strategy": ""})
     add_flags(parser)
     return parser
 
 
 def add_run_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags of benchmark.run; their defaults are OF_RUN's."""
+    """The flags of benchmark.run alone."""
     add_memory_limit(parser)
     add = parser.add_argument
     add("--strategies", "--strategy", dest="strategy", help=f"one of {', '.join(STRATEGIES)} (default: ddp)")
     add("--framework", choices=FRAMEWORKS, help="alternative to --strategies; combine with --zero_stage and --offload")
     add("--zero_stage", type=int, choices=(0, 1, 2, 3), help="with --framework deepspeed")
     add("--offload", action="store_true", help="with --framework deepspeed and stages 1 to 3")
-    add("--eval_every", type=int, help="validate every N steps (default: at the end)")
-    add("--eval_batches", type=int, help="batches per validation (8)")
-    add("--checkpoint_every", type=int, help="save a checkpoint every N steps")
+    add("--eval_every", type=int, default=0, help="validate every N steps (default: at the end)")
+    add("--eval_batches", type=int, default=8, help="batches per validation (8)")
+    add("--checkpoint_every", type=int, default=0, help="save a checkpoint every N steps")
     add("--resume", action="store_true", help="continue from the last checkpoint in --output_dir")
     add("--save", action="store_true", help="save the trained model in Hugging Face's format")
-    add("--dropped", type=int, help="warm-up steps that are not measured (2)")
+    add("--dropped", type=int, default=2, help="warm-up steps that are not measured (2)")
     add("--keep_trace", action="store_true", help="keep the profiler's trace of the traced steps")
     add("--wandb", action="store_true", help="also log to Weights & Biases, offline")
 

@@ -1,7 +1,7 @@
 """The comparison table: all strategies resident in the same workers, taking turns, and the table's own error.
 
     python -m benchmark.compare --workers 2 --model gpt2-tiny --max_steps 20 [--strategies ddp,fsdp] [--base ddp]
-    python -m benchmark.compare A/comparison.json B/comparison.json     # two machines, or before and after
+    python -m benchmark.compare --engine mine.py:Before,After           # engines of your own, beside ddp
 
 In each round every strategy takes one step, in a random order that is the same on all workers, with a barrier before
 and after each step, whose own time is taken out. `single` is the first worker alone, which computes all examples of the
@@ -40,7 +40,6 @@ from benchmark.measure.comparison import Rounds, Row, caption, evaluate, notes_o
 from benchmark.measure.machine import environment, machine_line, machine_words
 from benchmark.measure.output import Json, latex, publish, text_table, write_csv
 from benchmark.measure.turns import take_rounds_alone
-from benchmark.measure.two_results import compare_results
 from benchmark.names import names_of
 from benchmark.prove import prove_all, small_settings, that_run, verdict
 from benchmark.settings import Settings
@@ -160,11 +159,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def main() -> None:
-    begin, argv = environment(), sys.argv[1:]
-    if len(argv) == 2 and all(word.endswith(".json") for word in argv):
-        print(compare_results(*map(Path, argv)))
-        return
-    settings, flags = parse(argv, "compare", __doc__, add_flags)
+    begin = environment()
+    settings, flags = parse(sys.argv[1:], "compare", __doc__, add_flags)
     if settings.max_steps <= WARM_UP:
         raise InputError(f"--max_steps: expected more than the {WARM_UP} rounds of warm-up, got {settings.max_steps}")
     (base,) = names_of("--base", flags.base, STRATEGIES)[:1]

@@ -1,4 +1,4 @@
-"""benchmark.compare: a table of real rounds with a strategy that is wrong, and two results side by side."""
+"""benchmark.compare: a table of real rounds with a strategy that is wrong."""
 
 import csv
 import json
@@ -11,9 +11,7 @@ import pytest
 from benchmark.arguments import parse
 from benchmark.compare import add_flags
 from benchmark.measure.comparison import evaluate, notes_of, read_rounds
-from benchmark.measure.two_results import compare_results
 from benchmark.strategies import Label
-from common.errors import InputError
 from common.paths import ROOT
 from staff.tests.workers import group
 
@@ -138,36 +136,3 @@ def test_few_rounds_and_a_busy_machine_are_noted(rounds, settings):
     assert "8 rounds are few" in notes(many, 11)[0]
     many, slower = 3 * many, 3 * slower
     assert "busy" in "".join(notes(slower, 27))
-
-
-def changed(folder, path, times=None, **settings):
-    """A copy of a result whose steps of some strategies take other times, and that has other settings."""
-    result = json.loads((folder / "comparison.json").read_text())
-    for name, change in (times or {}).items():
-        result["steps_ms"][name] = [change(i, step) for i, step in enumerate([10.0, 10.1, 10.2] * 5)]
-    result["settings"] |= settings
-    path.write_text(json.dumps(result))
-    return path
-
-
-def test_what_is_faster_slower_and_undecided_in_a_second_result_is_said(compared, tmp_path):
-    same = {name: lambda i, step: step for name in ("ddp", "fsdp", "single")}
-    other = {
-        "ddp": lambda i, step: 0.8 * step, "fsdp": lambda i, step: 2 * step, "single": lambda i, step: step + (-1) ** i
-    }  # fmt: skip
-    left, right = changed(compared[0], tmp_path / "a.json", same), changed(compared[0], tmp_path / "b.json", other)
-
-    rows = {row["strategy"]: row for row in json.loads(compare_results(left, right).splitlines()[-1])["rows"]}
-
-    assert "faster" in rows["ddp"]["verdict"] and rows["ddp"]["ratio"] == pytest.approx(0.8)
-    assert "slower" in rows["fsdp"]["verdict"]
-    assert "no difference" in rows["single"]["verdict"]
-
-
-def test_results_of_other_settings_and_other_files_are_refused(compared, tmp_path):
-    left, right = changed(compared[0], tmp_path / "a.json"), changed(compared[0], tmp_path / "b.json", batch_size=8)
-
-    with pytest.raises(InputError, match="batch_size 4 and 8"):
-        compare_results(left, right)
-    with pytest.raises(InputError, match=r"rounds\.json"):
-        compare_results(left, compared[0] / "rounds.json")
