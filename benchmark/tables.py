@@ -9,8 +9,9 @@ worker, as in the DeepSpeed profiling project; behind them, the ends of 95 % int
 own file (latency_2.csv, ...); latency.csv has the largest.
 
 scaling.csv has a row for each run; row_of() in measure/rows.py says what its columns are. scaling.md begins with the
-speed-ups by workers and strategy, as in the GPT-2 project; --latex writes them to scaling.tex, too. The figures (PNG and
-PDF) are drawn from the same rows. What cannot be true, or was measured on a busy machine, is flagged. The last line is one JSON object.
+speed-ups by workers and strategy, as in the GPT-2 project; --latex writes them to scaling.tex, too. The figures (PNG
+and PDF) are drawn from the same rows. What cannot be true, or was measured on a busy machine, is flagged. The last line
+is one JSON object.
 """
 
 import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)

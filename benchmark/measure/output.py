@@ -53,7 +53,8 @@ def latex(lines: Lines, caption: str) -> str:
     """A table for a paper, which needs the package booktabs."""
     texts = [" & ".join(map(escaped, map(shown, line))) + r" \\" for line in lines]
     columns = "l" + "r" * (len(lines[0]) - 1)
-    begin = [r"\begin{table}", r"\centering", rf"\caption{{{escaped(caption)}}}", rf"\begin{{tabular}}{{{columns}}}"]
+    one_line = escaped("; ".join(caption.splitlines()))
+    begin = [r"\begin{table}", r"\centering", rf"\caption{{{one_line}}}", rf"\begin{{tabular}}{{{columns}}}"]
     body = [r"\toprule", texts[0], r"\midrule", *texts[1:], r"\bottomrule"]
     return "\n".join([*begin, *body, r"\end{tabular}", r"\end{table}"]) + "\n"
 
