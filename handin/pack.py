@@ -127,7 +127,7 @@ def _code(tree: Path, course: Course) -> tuple[dict[str, bytes], list[str]]:
         if not (reason := _why_not(path)):
             files[archive_name(name, course)] = path.read_bytes()
         elif path.is_symlink() or sha256(path.read_bytes()).hexdigest() != given.get(name):  # not of the handout
-            left_out.append(f"{name} ({reason})")
+            left_out.append(f"{os.fsencode(name).decode(errors='backslashreplace')} ({reason})")
     return files, left_out
 
 
@@ -144,6 +144,8 @@ def _why_not(path: Path) -> str:
         return "a link"
     if path.name.startswith("."):
         return "hidden"
+    if any("\udc80" <= character <= "\udcff" for character in str(path)):  # a byte that is no character
+        return "its name is not UTF-8"
     if path.suffix not in SUFFIXES:
         return "not code"
     if path.stat().st_size > LARGEST:

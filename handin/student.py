@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from common.errors import InputError
 
+LONGEST_STEM = 200  # bytes; a file system takes 255, suffix included
 _LINE = re.compile(r"<!-- student: ([A-Za-z0-9]+) (\S.*\S) -->")
 
 
@@ -33,7 +34,10 @@ def make_student(netid: str, name: str) -> Student:
         raise InputError(f"--netid: expected letters and digits, such as ab1234; got {netid!r}")
     if "--" in name or not all(re.search(r"[^\W\d_]", word) for word in name.split()) or len(name.split()) < 2:
         raise InputError(f'--name: expected first and last name, such as --name "First Last"; got {name!r}')
-    return Student(netid, name)
+    student = Student(netid, name)
+    if (length := len(student.stem.encode())) > LONGEST_STEM:
+        raise InputError(f"--netid, --name: expected at most {LONGEST_STEM} bytes for a file's name, got {length}")
+    return student
 
 
 def remembered(text: str) -> Student | None:

@@ -18,6 +18,7 @@ from grader.ranks.calls import MEASUREMENT, Call, Event, compute, disagreement, 
 from grader.wire.values import TooMuchError
 
 MAX_EVENTS = 20_000  # per rank and run: about 20 MB; a right solution needs a hundredth of them
+MAX_EMPTY = 200  # calls without data, which a right solution makes five of: with thousands, ranks could send any number
 
 
 @dataclass
@@ -43,6 +44,7 @@ class Broker:
         self.fault: Fault | None = None
         self.forgotten = 0  # bytes of payloads that are no longer kept
         self._keep, self._measure = keep_payloads, measure
+        self._empty: Counter[int] = Counter()  # calls without data, by rank
         self._posted: Counter[tuple] = Counter()  # calls so far in each sequence, see Call.sequence
         self._collectives: dict[tuple[str, int], dict[int, Call]] = defaultdict(dict)  # (group, number) -> rank -> call
         self._pairs: dict[tuple, list[Call]] = defaultdict(list)  # sends and recvs without a partner, by sequence
@@ -59,6 +61,9 @@ class Broker:
         """Take a call that has arrived. Raises MessageError for one that the backend in the rank cannot have sent."""
         call = parse_call(rank, message)
         self._record(rank, call)
+        self._empty[rank] += call.is_empty
+        if self._empty[rank] > MAX_EMPTY:
+            raise TooMuchError(f"made more than {MAX_EMPTY} calls without data, such as barriers")
         call.posted_at = len(self.events[rank])
         self._calls[rank, call.identity] = call
         self._posted[call.sequence] += 1

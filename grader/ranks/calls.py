@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
 from itertools import accumulate, pairwise
-from typing import Any
 
 import numpy as np
 
@@ -52,6 +51,11 @@ class Call(Event):
     answered: bool = False
     posted_at: int = 0  # how many events its rank had then, this call included
     waited_at: int | None = None  # the same when somebody began to wait for it
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether the call has no data, as a barrier: that somebody waits is all that it can tell."""
+        return self.name not in ("init_process_group", MEASUREMENT) and 0 in (len(self.dtype), *self.shape)
 
     @property
     def point_to_point(self) -> bool:
@@ -209,7 +213,7 @@ def _reduced(calls: list[Call]) -> bytes:
 def disagreement(calls: list[Call]) -> str:
     """Say in a line what the members of a collective, or a send and its recv, disagree on; "" if they agree."""
     pair = calls[0].point_to_point  # a send's root is its receiver and the other way round
-    aspects: dict[str, Callable[[Call], Any]] = {
+    aspects: dict[str, Callable[[Call], object]] = {
         "roots": lambda call: None if pair else call.root,
         "reductions": lambda call: call.reduce,
         "shapes": lambda call: None if call.name == "all_to_all" else call.shape,

@@ -1,15 +1,17 @@
 """The people of a course: reads roster.csv, and writes grades.csv, which has a row for each of them.
 
-    id,name,partners,due,extension
-    ab1234,Ada Byron,cd5678,2026-02-13T23:59:00-05:00,
-    cd5678,Carl Dai,,,2026-02-20T23:59:00-05:00
+    id,name,partners,due,extension,submitted
+    ab1234,Ada Byron,cd5678,2026-02-13T23:59:00-05:00,,2026-02-14T09:30:00-05:00
+    cd5678,Carl Dai,,,2026-02-20T23:59:00-05:00,
 
 Only `id` must be there: whatever the names of hand-ins contain, such as NetIDs or a platform's numbers. A hand-in
-belongs to those whose ids are in its name; of ids in each other, to the longest. Who has none gets a partner's. Nothing
-is deducted: the date that counts is shown.
+belongs to those whose ids are in its name; of ids in each other, to the longest. Who has none gets a partner's.
+`submitted` is the platform's own time, which Gradescope's export has anyway. The date that counts and the time after it
+are shown; nothing is deducted.
 """
 
 import csv
+import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
@@ -20,7 +22,7 @@ from common.errors import InputError
 from staff.grade.gradebook import GradedHandIn, write_table
 from staff.grade.texts import cell
 
-HEAD = ("id", "name", "score", "max_score", "bonus", "max_bonus", "hand-in", "due", "notes")
+HEAD = ("id", "name", "score", "max_score", "bonus", "max_bonus", "hand-in", "due", "late", "notes")
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,24 @@ class Person:
     partners: str = ""
     due: str = ""
     extension: str = ""
+    submitted: str = ""
+
+    @property
+    def counts(self) -> str:
+        """The date that counts."""
+        return self.extension or self.due
+
+    def late(self, submitted: str) -> str:
+        """Return the time after the date that counts, such as "1 d 2 h"; empty if it is not known, or in time.
+
+        `submitted` is the time of the hand-in, where a platform's export has it.
+        """
+        submitted = self.submitted or submitted
+        if not self.counts or not submitted:
+            return ""
+        after = datetime.fromisoformat(submitted) - datetime.fromisoformat(self.counts)
+        hours = math.ceil(after.total_seconds() / 3600)
+        return f"{hours // 24} d {hours % 24} h" if hours > 0 else ""
 
 
 def read_roster(path: Path) -> list[Person]:
@@ -55,7 +75,7 @@ def read_roster(path: Path) -> list[Person]:
     for person in people:
         if others := set(person.partners.split()) - {*ids}:
             raise InputError(f"{path}: {person.id} has the partner {min(others)}, which is no id in this table")
-        for date in filter(None, (person.due, person.extension)):
+        for date in filter(None, (person.due, person.extension, person.submitted)):
             _check_date(date, f"{path}: {person.id}")
     return people
 
@@ -98,10 +118,13 @@ def _line(person: Person, own: dict[str, list[GradedHandIn]], people: Sequence[P
     notes += [f"the best of {', '.join(row.name for row in hand_ins)}"] if len(hand_ins) > 1 else []
     notes += ["partners have other hand-ins"] if own[person.id] and len(names) > len(own[person.id]) else []
     notes += ["extension"] if person.extension else []
-    due = person.extension or person.due
     if best is None:
-        return [cell(person.id), cell(person.name), "", "", "", "", "", due, cell("; ".join(["no hand-in", *notes]))]
-    return [cell(person.id), cell(person.name), *_points(best), cell(best.name), due, cell("; ".join(notes))]
+        result: list[str | int] = ["", "", "", "", "", person.counts, ""]
+        notes = ["no hand-in", *notes]
+    else:
+        late = person.late(best.run.get("submitted", ""))
+        result = [*_points(best), cell(best.name), person.counts, late]
+    return [cell(person.id), cell(person.name), *result, cell("; ".join(notes))]
 
 
 def _points(row: GradedHandIn) -> list[int]:
@@ -111,4 +134,4 @@ def _points(row: GradedHandIn) -> list[int]:
 def _of_nobody(rows: Sequence[GradedHandIn], people: Sequence[Person]) -> Iterator[list[str | int]]:
     for row in rows:
         if not owners(row.name, people):
-            yield ["", "", *_points(row), cell(row.name), "", "no id of the roster is in its name"]
+            yield ["", "", *_points(row), cell(row.name), "", "", "no id of the roster is in its name"]

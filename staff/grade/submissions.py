@@ -16,6 +16,8 @@ from pathlib import Path
 from common.errors import InputError
 from common.paths import ROOT
 from course.table import Course, files_matching, load_course
+from staff.grade.gradescope_export import METADATA, exported
+from staff.grade.unpack import ARCHIVES
 from staff.handout.regions import for_students
 
 LONGEST_NAME = 80  # characters; at most twice as many bytes
@@ -23,32 +25,45 @@ LONGEST_NAME = 80  # characters; at most twice as many bytes
 
 @dataclass(frozen=True)
 class Submission:
-    """What was handed in: a folder or a zip, and the name under which its results are kept."""
+    """What was handed in, the name under which its results are kept, and when it was handed in, if a table says so."""
 
     name: str
     path: Path
+    submitted: str = ""
 
 
-def name_all(paths: Sequence[Path]) -> list[Submission]:
+def name_all(paths: Sequence[Path], earlier: Mapping[str, str] | None = None) -> list[Submission]:
     """A name for each submission: that of its folder or zip; where two are equal, the folder above it in front.
+
+    `earlier`: the names under which results are kept already -> what the hand-in was called, whose name it stays.
 
     Those that are still equal get a few characters computed from what they are really called, so the same hand-in has
     the same name in every run over this class. A path that is given twice is one submission.
     """
-    paths = list(dict.fromkeys(Path(os.path.abspath(path)) for path in paths))
-    names = [_clean(path.stem if path.suffix.lower() == ".zip" else path.name) for path in paths]
+    paths = list(dict.fromkeys(Path(os.path.abspath(path)) for path in paths if path.name != METADATA))
+    names = [_clean(called(path)) for path in paths]
     by_path: Callable[[str, Path], str] = lambda name, path: f"{name}-{_short_digest(str(path))}"  # noqa: E731
     tell_apart = iter([
         lambda name, path: _clean(f"{path.parent.name}-{name}"),
         lambda name, path: f"{name}-{_short_digest(path.name)}",
     ])  # fmt: skip
-    # Until all differ: somebody may have chosen the very name that another hand-in gets.
-    while max((count := Counter(map(_same_file, names))).values(), default=1) > 1:
+    owners = {_same_file(name): owner for name, owner in (earlier or {}).items()}
+    while True:  # until all differ: somebody may have chosen the very name that another hand-in gets
+        count, pairs = Counter(map(_same_file, names)), list(zip(names, paths, strict=True))
+        taken = [count[same := _same_file(n)] > 1 or owners.get(same, called(p)) != called(p) for n, p in pairs]
+        if not any(taken):
+            break
         other = next(tell_apart, by_path)
-        names = [
-            name if count[_same_file(name)] == 1 else other(name, path) for name, path in zip(names, paths, strict=True)
-        ]
-    return [Submission(name, path) for name, path in zip(names, paths, strict=True)]
+        names = [other(*pair) if is_taken else pair[0] for pair, is_taken in zip(pairs, taken, strict=True)]
+    times = [entry.submitted if (entry := exported(path)) else "" for path in paths]
+    return [Submission(*fields) for fields in zip(names, paths, times, strict=True)]
+
+
+def called(path: Path) -> str:
+    """What a hand-in is really called, without an archive's suffix; in Gradescope's export, with its people's ids."""
+    suffix = next((suffix for suffix in ARCHIVES if path.name.lower().endswith(suffix)), "")
+    entry = exported(path)
+    return "-".join([*(entry.ids if entry else ()), path.name[: len(path.name) - len(suffix)]])
 
 
 def _clean(name: str) -> str:

@@ -15,8 +15,9 @@ LONGEST_END = 300  # of "raised at task1_single/run_glue.py:12"
 LONGEST_OUTPUT = 4000  # of a rank's stdout or stderr, the last ones
 LONGEST_CELL = 32_000
 MOST_RANKS, MOST_FLAGS, MOST_NOTES = 16, 50, 20
-# A spreadsheet would run a cell that begins so; and of a file of ours some take `;` or `|` for what separates cells.
-FORMULA = re.compile(r"(?:^|(?<=[;|\t]))(?=\s*[=+\-@\t\r])")
+# A spreadsheet would run a cell that begins so, also in wide letters; and of a file of ours some take `;` or `|` for
+# what separates cells.
+FORMULA = re.compile(r"(?:^|(?<=[;|\t\n]))(?=\s*[=+\-@＝＋－＠\t\r])")
 
 
 def clip(text: str, most: int) -> str:
@@ -41,12 +42,12 @@ def notes(texts: Sequence[str]) -> list[str]:
     return clipped if len(texts) <= MOST_NOTES else [*clipped[:-1], f"{len(texts) - MOST_NOTES + 1} more notes"]
 
 
-def flag(row: dict[str, Any]) -> dict[str, Any]:
+def flag(row: dict[str, Any]) -> dict[str, object]:
     """Something to look at by hand: where, and what was seen there."""
     return {key: in_one_line(row[key], LONGEST_END) for key in ("file", "what")} | {"line": int(row["line"])}
 
 
-def output(rank: dict[str, Any]) -> dict[str, Any]:
+def output(rank: dict[str, Any]) -> dict[str, object]:
     """What a rank printed last and how it ended. Escape sequences stay: pages.as_shown follows them as a terminal."""
     printed = {name: without_surrogates(rank[name][-LONGEST_OUTPUT:]) for name in ("stdout", "stderr")}
     return {"rank": int(rank["rank"]), "ended": in_one_line(rank["ended"], LONGEST_END)} | printed

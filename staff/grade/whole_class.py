@@ -103,7 +103,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     refuse_exposed([ROOT, options.out, Path(tempfile.gettempdir()), *options.submissions])
     if options.roster:
         read_roster(options.roster)  # what is wrong with it is said now, and not after hours
-    submissions = name_all(options.submissions)
+    submissions = name_all(options.submissions, result_store.owners(options.out))
     to_grade = share(submissions, options.part)
     start = time.monotonic()
     with result_store.at_work(options.out, options.part.replace("/", "-of-")) as scratch:
@@ -111,7 +111,14 @@ def main(argv: Sequence[str] | None = None) -> None:
             result_store.write(options.out / ROSTER, options.roster.read_text(encoding="utf-8-sig"))
         tests = options.tests or grader_files() + ([] if options.no_hidden else hidden_files())
         grading = Grading.prepare(
-            options.out, scratch, tests, seed=options.seed, deadline=options.deadline, fresh=options.fresh_inputs
+            options.out,
+            scratch,
+            tests,
+            seed=options.seed,
+            deadline=options.deadline,
+            fresh_inputs=options.fresh_inputs,
+            again=options.again,
+            allow_lower=options.allow_lower,
         )
         print("".join(f"{line}\n" for line in not_graded_here(grading.catalogue)), end="", flush=True)
         graded_now = grade_all(grading, to_grade, options.jobs)
@@ -139,7 +146,9 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m staff.grade", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("submissions", nargs="+", type=Path, metavar="SUBMISSION", help="a folder or a zip")
+    parser.add_argument(
+        "submissions", nargs="+", type=Path, metavar="SUBMISSION", help="a folder or a zip; or a name in DIR"
+    )
     parser.add_argument(
         "--out", type=Path, required=True, metavar="DIR", help="folder for results; existing results are reused"
     )
@@ -160,12 +169,20 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--fresh-inputs", action="store_true", help="draw new inputs for hand-ins that are graded again, too"
     )
+    parser.add_argument("--again", action="store_true", help="grade also what has not changed since it was graded")
+    parser.add_argument(
+        "--allow-lower",
+        action="store_true",
+        help="let points fall where the same hand-in is graded again (default: the earlier results are kept)",
+    )
     parser.add_argument(
         "--roster", type=Path, metavar="CSV", help="who takes the course, for DIR/grades.csv; see staff/grade/roster.py"
     )
     parser.add_argument("--no-hidden", action="store_true", help="leave out the hidden tests")
     parser.add_argument("--tests", nargs="+", metavar="TEST", help="run only these tests (files or pytest node ids)")
     options = parser.parse_args(argv)
+    known = [path if path.exists() else result_store.path_of(options.out, path.name) for path in options.submissions]
+    options.submissions = [new or path for new, path in zip(known, options.submissions, strict=True)]
     if missing := [path for path in options.submissions if not path.exists()]:
         raise InputError(f"{missing[0]}: no such folder or zip; check the path")
     if options.jobs < 1:

@@ -31,8 +31,8 @@ TEXTS = {  # field -> variables of the runner, the first that is set counts
 }
 
 
-def result(row: GradedHandIn, course: Course, environment: Mapping[str, str], now: datetime) -> dict[str, Any]:
-    """The content of result.json.
+def unfinished(course: Course, environment: Mapping[str, str], now: datetime) -> dict[str, object]:
+    """The content of result.json until there is something better: no points.
 
     Raises:
         InputError: the runner did not say what the schema requires.
@@ -45,6 +45,12 @@ def result(row: GradedHandIn, course: Course, environment: Mapping[str, str], no
         )
     if not texts["submission"].startswith("submit"):
         raise InputError(f"SUBMISSION_TAG: expected a tag that begins with submit, got {texts['submission']!r}")
+    time = {"datetime": now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}
+    return {"schema": "classroom50/result/v1", **texts, **time, "score": 0, "max-score": course.total, "tests": []}
+
+
+def result(row: GradedHandIn, course: Course, environment: Mapping[str, str], now: datetime) -> dict[str, Any]:
+    """The content of result.json. Raises InputError as `unfinished` does."""
     tests = [
         {
             "test-name": f"{test['region']} {sentence(test['id'])}{not_here(test)}",
@@ -55,12 +61,16 @@ def result(row: GradedHandIn, course: Course, environment: Mapping[str, str], no
         for test in visible_part(row, course).tests
     ]
     score = {"score": row.report["score"], "max-score": row.report["max_score"]}
-    time = {"datetime": now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}
-    return {"schema": "classroom50/result/v1", **texts, **time, **score, "tests": tests}
+    return unfinished(course, environment, now) | score | {"tests": tests}
 
 
-def not_here(test: Mapping[str, Any]) -> str:
+def not_here(test: Mapping[str, object]) -> str:
     return f" ({NOT_GRADED_HERE})" if test["status"] == NOT_GRADED_HERE else ""
+
+
+def _write(path: Path, content: dict[str, object]) -> None:
+    with atomic_write(path) as file:
+        json.dump(content, file, indent=1)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -68,9 +78,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("checkout", type=Path, help="the student's repository; result.json is written there")
     parser.add_argument("--timeout", type=float, default=1500, help="seconds (%(default)s)")
     options = parser.parse_args(argv)
+    course, path = load_course(), options.checkout / "result.json"
+    # First, since one that the student has committed would count if the workflow were stopped.
+    _write(path, unfinished(course, os.environ, datetime.now(UTC)))
     row = grade_one(options.checkout, options.timeout)
-    with atomic_write(options.checkout / "result.json") as file:
-        json.dump(result(row, load_course(), os.environ, datetime.now(UTC)), file, indent=1)
+    _write(path, result(row, course, os.environ, datetime.now(UTC)))
     print(json.dumps({"score": row.report["score"], "max_score": row.report["max_score"]}))
 
 

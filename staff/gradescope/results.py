@@ -79,7 +79,7 @@ def _of_region(tests: list[Entry], hint: str, output: Mapping[str, Any]) -> Iter
             yield test, "" if test.status == "passed" else f"{test.status}: {test.text}"
 
 
-def _test(test: Entry, text: str, course: Course) -> dict[str, Any]:
+def _test(test: Entry, text: str, course: Course) -> dict[str, object]:
     return {
         "score": test.points,
         "max_score": test.max_points,
@@ -103,7 +103,7 @@ def _printed(output: Sequence[dict[str, Any]]) -> str:
     return text
 
 
-def unfinished(why: str) -> dict[str, Any]:
+def unfinished(why: str) -> dict[str, object]:
     """What stands in results.json until there is something better."""
     formats = {"output_format": "text", "visibility": "visible", "stdout_visibility": "hidden"}
     return {"score": 0, "output": why, **formats, "tests": []}

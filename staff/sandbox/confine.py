@@ -30,6 +30,7 @@ class Policy:
     tree: str
     sockets: bool = False  # internet sockets may be made
     starts: bool = False  # other processes may be started
+    measured: bool = False  # its memory is measured: there is no other place for bytes
     memory: int = 2048  # address space a rank may take beyond what it is forked with
     file: int = 32  # the largest file it may write
     scratch: int = 64  # all its files, where it has a file system of its own
@@ -41,11 +42,12 @@ class Policy:
         return json.dumps(asdict(self))
 
 
-def confine(rank: int, folder: str, allows: Sequence[str], written: str) -> None:
+def confine(rank: int, folder: str, allows: Sequence[str], measured: bool, written: str) -> None:
     """Isolate this process by a written policy. Raises OSError if a layer is not available. See grader/in_rank.py."""
     policy = Policy(**json.loads(written))
     own_network = "network" in policy.walls and "network" in allows
-    build(replace(policy, sockets=policy.sockets or own_network, starts="processes" in allows), folder)
+    sockets, starts = policy.sockets or own_network, "processes" in allows
+    build(replace(policy, sockets=sockets, starts=starts, measured=measured), folder)
 
 
 def build(policy: Policy, folder: str) -> None:
@@ -77,7 +79,8 @@ def build(policy: Policy, folder: str) -> None:
     if "seccomp" in walls:
         scoped = "landlock" in walls and landlock.version() >= 6
         others_out_of_reach = "user" in walls or scoped
-        seccomp.install(sockets, None if others_out_of_reach else os.getpid(), policy.starts)
+        signals_to = None if others_out_of_reach else os.getpid()
+        seccomp.install(sockets, signals_to, policy.starts, policy.measured)
 
 
 def _small_buffers() -> None:
@@ -88,11 +91,14 @@ def _small_buffers() -> None:
 
 
 def _own_scratch(policy: Policy, folder: str) -> None:
-    """File systems of limited size in place of the rank's folder and of shared memory, seen by this rank alone."""
-    flags = kernel.NO_SUID | kernel.NO_DEVICES
+    """File systems of limited size in place of the rank's folder and of shared memory, seen by this rank alone.
+
+    Where memory is measured, there is room for the folder alone: names of files and links would hold bytes, too.
+    """
+    flags, files = kernel.NO_SUID | kernel.NO_DEVICES, 1 if policy.measured else 2000
     for place in (folder, SHARED_MEMORY):
         if Path(place).is_dir():
-            kernel.mount("scratch", place, "tmpfs", flags, f"size={policy.scratch}m,nr_inodes=2000,mode=1777")
+            kernel.mount("scratch", place, "tmpfs", flags, f"size={policy.scratch}m,nr_inodes={files},mode=1777")
     os.chdir(folder)
 
 

@@ -30,11 +30,17 @@ REFUSED = {
     "msgget": (68, 186), "mq_open": (240, 180),
     # the kernel's memory, which nobody counts: local sockets, files without a name, watches
     "socketpair": (53, 199), "memfd_create": (319, 279), "memfd_secret": (447, 447), "inotify_add_watch": (254, 27),
+    # which pages of a file are in memory, that all can read: a message between ranks
+    "preadv2": (327, 286), "cachestat": (451, 451), "mincore": (27, 232), "fadvise64": (221, 223),
     # a lock on a file that all can read is seen by other ranks; a processor may be another hand-in's
     "flock": (73, 32), "sched_setaffinity": (203, 122),
     # what a process may set of itself, and every other one may ask for by number
     "sched_setscheduler": (144, 119), "sched_setparam": (142, 118), "sched_setattr": (314, 274),
     "ioprio_set": (251, 30),
+}  # fmt: skip
+OUT_OF_MEMORY = {  # what holds bytes that no process's memory has: pipes, links, attributes of files
+    "pipe": (22, 59), "pipe2": (293, 59), "symlink": (88, 36), "symlinkat": (266, 36), "setxattr": (188, 5),
+    "lsetxattr": (189, 6), "fsetxattr": (190, 7), "setxattrat": (463, 463),
 }  # fmt: skip
 ONLY_MYSELF = {  # 0 as the first argument means the caller
     "prlimit64": (302, 261), "sched_getscheduler": (145, 120), "sched_getattr": (315, 275), "getpgid": (121, 155),
@@ -61,14 +67,14 @@ X32 = 0x40000000  # a second set of numbers on x86_64
 Line = tuple[int, int, int, int]
 
 
-def install(sockets: bool, signals_to: int | None, processes: bool = False) -> None:
+def install(sockets: bool, signals_to: int | None, processes: bool = False, measured: bool = False) -> None:
     """Filter this process and its children for good. Sets no_new_privs.
 
     `sockets`: internet sockets may be made (inside a network of one's own); others never. `signals_to`: the only
     process that may be sent a signal, besides "my group"; None leaves signals alone. `processes`: other processes may
-    be started, and not only threads.
+    be started, and not only threads. `measured`: nothing may be kept outside of this process's memory.
     """
-    lines = program(sockets, signals_to, processes)
+    lines = program(sockets, signals_to, processes, measured)
     code = b"".join(struct.pack("=HBBI", *line) for line in lines)
     buffer = ctypes.create_string_buffer(code)
     header = struct.pack("HxxxxxxP", len(lines), ctypes.addressof(buffer))
@@ -84,14 +90,14 @@ def available() -> bool:
         return False
 
 
-def program(sockets: bool, signals_to: int | None, processes: bool = False) -> list[Line]:
+def program(sockets: bool, signals_to: int | None, processes: bool, measured: bool) -> list[Line]:
     """The filter's lines: code, how far to jump if true, how far if not, value."""
     column, machine = MACHINES[os.uname().machine]
     refuse = (RETURN, 0, 0, REFUSE | errno.EPERM)
     lines: list[Line] = [(LOAD, 0, 0, MACHINE), (EQUAL, 1, 0, machine), (RETURN, 0, 0, KILL), (LOAD, 0, 0, NUMBER)]
     if column == 0:
         lines += [(AT_LEAST, 0, 1, X32), refuse]
-    for numbers in REFUSED.values():
+    for numbers in [*REFUSED.values(), *(OUT_OF_MEMORY.values() if measured else ())]:
         lines += [(EQUAL, 0, 1, numbers[column]), refuse]
     lines += [(EQUAL, 0, 1, CLONE3[column]), (RETURN, 0, 0, REFUSE | errno.ENOSYS)]  # libc then uses clone
     only_threads = [] if processes else [(ANY_BIT, 1, 0, THREAD), refuse]

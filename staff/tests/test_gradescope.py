@@ -8,7 +8,6 @@ import sys
 import zipfile
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,15 +20,17 @@ from staff.grade.hidden_tests import VISIBILITIES, hidden_files
 from staff.grade.submissions import write_files
 from staff.gradescope import build, gradescope_run
 from staff.gradescope.classroom50 import result
+from staff.gradescope.classroom50 import unfinished as unfinished_of_classroom50
 from staff.gradescope.results import late_days, results, unfinished
 from staff.proofs.bank import solved_files
+from staff.tests.cluster.started_processes import started, wait_for
 from staff.tests.rows import entry, row
 
 pytestmark = pytest.mark.medium
 
 COURSE = load_course()
 FORMATS = {"text", "html", "simple_format", "md", "ansi"}
-FIELDS: dict[str, Any] = {  # of the specification
+FIELDS: dict[str, type | tuple[type, ...]] = {  # of the specification
     "score": (int, float), "max_score": (int, float), "execution_time": (int, float), "status": str, "name": str,
     "number": str, "output": str, "output_format": str, "test_output_format": str, "test_name_format": str,
     "name_format": str, "visibility": str, "stdout_visibility": str, "tags": list, "extra_data": dict, "tests": list,
@@ -56,7 +57,7 @@ def of(region: str = "2b.1", *outcomes: tuple[str, str, str]) -> list:
     return [entry(region, status, message, name) for name, status, message in outcomes]
 
 
-def printed(*ranks: int, text: str = "hello") -> list[dict[str, Any]]:
+def printed(*ranks: int, text: str = "hello") -> list[dict[str, object]]:
     return [{"rank": rank, "ended": "raised at x.py:3", "stdout": text, "stderr": ""} for rank in ranks]
 
 
@@ -186,6 +187,8 @@ def test_classroom_50_gets_what_its_schema_requires():
             {"test-name": "2b.1 b", "passed": False, "score": 0, "max-score": 2},
         ],
     }  # fmt: skip
+    nothing_yet = {"score": 0, "max-score": COURSE.total, "tests": []}
+    assert unfinished_of_classroom50(COURSE, RUNNER, now) == content | nothing_yet
     assert result(graded, COURSE, RUNNER | {"USERNAME": "bob", "REVIEW_URL": "r"}, now) == content | {"review": "r"}
 
 
@@ -193,6 +196,14 @@ def test_classroom_50_gets_what_its_schema_requires():
 def test_outside_of_classroom_50_it_says_what_is_missing(change):
     with pytest.raises(InputError, match=next(iter(change))):
         result(row(), COURSE, RUNNER | change, datetime.now(UTC))
+
+
+def test_points_that_a_student_has_committed_are_gone_before_anything_is_graded(tmp_path):
+    path = tmp_path / "result.json"
+    path.write_text('{"score": 100, "tests": ["mine"]}')
+
+    with started("-m", "staff.gradescope.classroom50", tmp_path, env=os.environ | RUNNER):
+        wait_for(lambda: json.loads(path.read_text())["tests"] == [], "a result without points")
 
 
 def test_the_handouts_workflow_shows_the_table_of_points_and_no_message_above_it():

@@ -88,6 +88,22 @@ def test_submissions_are_named_after_folders_and_zips_and_a_path_that_is_given_t
     assert names(*paths) == ["alice", "bob", "hand_in", "carol-hw", "dan-hw"]
 
 
+def test_submissions_that_gradescope_exported_have_the_ids_of_their_people_and_its_time(tmp_path):
+    (tmp_path / "submission_metadata.yml").write_text("""
+submission_12:
+  :submitters:
+  - {":name": Ada Byron, ":sid": '901', ":email": ab_12@u.edu}
+  - {":name": Carl Dai, ":sid": , ":email": cd34@u.edu}
+  :created_at: 2026-02-14 09:30:00.123456000 -05:00
+""")
+    paths = [tmp_path / name for name in ("submission_metadata.yml", "submission_12", "submission_13")]
+
+    first, second = name_all(paths)
+
+    assert (first.name, first.submitted) == ("901-ab_12-cd34-submission_12", "2026-02-14T09:30:00-05:00")
+    assert (second.name, second.submitted) == ("submission_13", "")
+
+
 @pytest.mark.parametrize("name", ["..", "a\nb", "\udcff", "x" * 300, "\U00020000" * 100, "<b>", "."])
 def test_every_name_can_be_a_folder_and_a_cell(tmp_path, name):
     (cleaned,) = names(f"/x/{name}.zip")
@@ -119,3 +135,10 @@ def test_a_name_that_another_hand_in_would_get_is_not_given_twice():
     chosen = [f"/a/{name}" for name in (*first, f"{first[0]}-{first[0].rpartition('-')[2]}")]
 
     assert len(set(names("/a/x/hw.zip", "/b/x/hw.zip", *chosen))) == 2 + len(chosen)
+
+
+def test_a_name_under_which_the_results_of_another_hand_in_are_kept_is_not_given_again():
+    kept = {"alice_smith": "alice smith"}
+
+    assert name_all([Path("/a/alice smith.zip")], kept)[0].name == "alice_smith"
+    assert name_all([Path("/a/alice_smith.zip")], kept)[0].name not in kept

@@ -7,6 +7,7 @@ import json
 import os
 import resource
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -31,6 +32,7 @@ from staff.sandbox.graded_run import probe, run_graded
 pytestmark = pytest.mark.medium
 
 TEST = "tests/task2b/test_partitions.py::test_a_partition_gives_the_examples_at_its_indices"
+PREADV2 = {"x86_64": 327, "aarch64": 286}[os.uname().machine]
 PTRACE = {"x86_64": 101, "aarch64": 117}[os.uname().machine]
 
 
@@ -106,6 +108,14 @@ def many_files() -> None:
         Path(str(number)).write_bytes(bytes(1 << 20))
 
 
+def read_what_is_in_memory() -> None:
+    """Read only what the page cache has (RWF_NOWAIT)."""
+    buffer = ctypes.create_string_buffer(1)
+    where = struct.pack("PN", ctypes.addressof(buffer), 1)
+    with open(sys.executable, "rb") as file:
+        kernel.syscall(PREADV2, *map(ctypes.c_long, (file.fileno(),)), where, *map(ctypes.c_long, (1, 0, 0, 8)))
+
+
 ANYBODY_MAY: dict[str, tuple[str, Callable[[], object]]] = {  # what every process may do, and the wall against it
     "read a file outside": ("landlock", lambda: Path("../secret").read_text()),
     "write a file outside": ("landlock", lambda: Path("../new").write_text("x")),
@@ -113,6 +123,11 @@ ANYBODY_MAY: dict[str, tuple[str, Callable[[], object]]] = {  # what every proce
     "start a program": ("seccomp", lambda: subprocess.run(["true"]).returncode),
     "lock a file, which others see": ("seccomp", lambda: lock(fcntl.flock)),
     "lock a part of a file": ("seccomp", lambda: lock(fcntl.lockf)),
+    "ask which pages of a file are in memory": ("seccomp", read_what_is_in_memory),
+    "drop them": (
+        "seccomp",
+        lambda: lock(lambda file, _: os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)),
+    ),
     "choose its processors": ("seccomp", lambda: os.sched_setaffinity(0, os.sched_getaffinity(0))),
     "limit its parent": ("seccomp", limit_the_parent),
     "signal its parent": ("seccomp", lambda: os.kill(os.getppid(), 0)),
@@ -138,6 +153,19 @@ def test_a_rank_is_kept_from_what_anybody_may_do(folder, wall, try_it):
     assert any(words in answer for words in REFUSED), answer
     assert list(folder.iterdir()) == [] or wall != "scratch"  # gone with the rank
     assert "Error" not in behind(folder, (), try_it)
+
+
+@pytest.mark.parametrize("keep", [
+    os.pipe,
+    lambda: os.symlink("x" * 4000, "link"),
+    lambda: os.setxattr(".", "user.kept", bytes(1000)),
+    lambda: os.mkdir("x" * 250),
+])  # fmt: skip
+def test_where_memory_is_measured_nothing_else_holds_bytes(folder, keep):
+    answer = behind(folder, ("scratch", "seccomp"), keep, measured=True)
+
+    assert any(words in answer for words in REFUSED), answer
+    assert "Error" not in behind(folder, ("seccomp",), keep)
 
 
 def test_a_limit_cannot_be_raised_again(folder):

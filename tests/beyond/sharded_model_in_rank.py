@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 if TYPE_CHECKING:  # what a function finds in a rank
     from grader.inside.tools import Context, copy_of, hold, release
+    from grader.wire.values import Fields
+    from tests.beyond.sharded_optimizer_memory import ends
     from tests.beyond.toy_in_rank import Toy
 
 BEGIN = -1  # the place of the root before the blocks; after them it is their number
@@ -22,7 +24,7 @@ def is_in_memory(tensor: Tensor) -> bool:
     return tensor.untyped_storage().nbytes() >= needed
 
 
-def copy_in_memory(value: object) -> Any:
+def copy_in_memory(value: object) -> Tensor | None:
     """Return a copy of a tensor; None for a tensor without memory, and for anything else."""
     return copy_of(value) if isinstance(value, Tensor) and is_in_memory(value) else None
 
@@ -57,7 +59,7 @@ class BlocksToy(nn.Module):
     (the rank that is one key behind, or None); inputs: values (of each parameter), uses.
     """
 
-    def __init__(self, context: Context, inputs: dict[str, Any]) -> None:
+    def __init__(self, context: Context, inputs: Fields) -> None:
         arguments = context.arguments
         super().__init__()
         self.toy = Toy(arguments, self.reached)
@@ -67,7 +69,7 @@ class BlocksToy(nn.Module):
             parameter.data.copy_(value)
         self.blocks = [self._block(place, members) for place, members in enumerate(arguments["blocks"])]
         self.sharded: Any = None  # the student's model, once it is built
-        self.notes: dict[str, Any] = {}
+        self.notes: Fields = {}
 
     def _block(self, place: int, members: Sequence[int]) -> ToyBlock:
         return ToyBlock([self.toy.layers[k] for k in members], lambda h: self.compute(place, h))
@@ -138,9 +140,9 @@ def take_gradients_here(lesson: ModuleType, used: Callable[[Any], int]) -> None:
     Call it before the ShardedModel is made, which registers the hook.
     used: a function that returns how many parameters of a block get a gradient in backward.
     """
-    left: dict[Any, int] = {}
+    left: dict[object, int] = {}
 
-    def gradient_ready(self: Any, parameter: nn.Parameter) -> None:
+    def gradient_ready(self: object, parameter: nn.Parameter) -> None:
         parameter.grad = None
         piece = piece_of(self, parameter)
         left[piece] = (left.get(piece) or used(piece)) - 1  # 0 or nothing: a new backward begins
@@ -151,14 +153,20 @@ def take_gradients_here(lesson: ModuleType, used: Callable[[Any], int]) -> None:
 
 
 class MeasuredModel(nn.Module):
-    """Blocks of one matrix, and a root. Memory is measured when a block begins to compute, in both directions."""
+    """Blocks of one matrix, and a root. Memory is measured when a block begins to compute, in both directions.
 
-    def __init__(self, shape: Sequence[int], depth: int, measure: Callable[[str], None]) -> None:
+    factors: the gradients of each step's blocks; ends: the smallest and largest value of what each has computed with.
+    """
+
+    def __init__(
+        self, shape: Sequence[int], factors: Sequence[Sequence[float]], measure: Callable[[str], None]
+    ) -> None:
         super().__init__()
-        self.measure = measure
+        self.measure, self.factors = measure, factors
+        self.ends: list[list[float]] = []
         self.root = nn.Parameter(torch.ones(3))
-        self.weights = nn.ParameterList([nn.Parameter(torch.ones(shape)) for _ in range(depth)])
-        self.blocks = [self._block(i) for i in range(depth)]
+        self.weights = nn.ParameterList([nn.Parameter(torch.ones(shape)) for _ in factors[0]])
+        self.blocks = [self._block(i) for i in range(len(factors[0]))]
 
     def _block(self, i: int) -> ToyBlock:
         return ToyBlock([nn.ParameterList([self.weights[i]])], lambda h: self.compute(i, h))
@@ -171,8 +179,14 @@ class MeasuredModel(nn.Module):
 
     def compute(self, i: int, h: Tensor) -> Tensor:
         if not torch.is_grad_enabled():  # a measurement takes a while
+            self.ends += ends([self.weights[i]])
             return h + self.weights[i].sum()
-        self.measure(f"{self.step} forward {i}")
-        h = h + self.weights[i].sum()
-        h.register_hook(lambda gradient: self.measure(f"{self.step} backward {i}"))
+
+        def note(direction: str) -> None:
+            self.measure(f"{self.step} {direction} {i}")
+            self.ends.extend(ends([self.weights[i]]))
+
+        note("forward")
+        h = h + self.weights[i].sum() * self.factors[self.step][i]
+        h.register_hook(lambda gradient: note("backward"))
         return h

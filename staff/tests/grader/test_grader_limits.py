@@ -13,7 +13,14 @@ pytestmark = pytest.mark.medium
 
 RANKS = 1
 TOO_MUCH = {
-    "values of all ranks": ("return torch.zeros(60 << 20, dtype=torch.uint8)", 4, "more than 192 MiB, the limit of"),
+    "values of all ranks": (
+        "context.event('a', x=(x := torch.zeros(15 << 20, dtype=torch.uint8)))\n    return {'x': x}", 8,
+        "more than 192 MiB, the limit of",
+    ),
+    "calls without data": (
+        "context.join()\n    while True:\n        torch.distributed.barrier()", 2,
+        "made more than 200 calls without data, such as barriers: does a loop in your code never end?",
+    ),
     "calls": (
         "while True:\n        context.event('note')", 1,
         f"rank 0 made more than {MAX_EVENTS} calls that the grader records: does a loop in your code never end?",
@@ -28,7 +35,7 @@ def test_what_a_run_sends_has_a_limit(play, name):
     result = play(f"def go(context):\n    {body}\n", world_size)
 
     assert result.outcome == "raised" and words in result.explain()
-    assert sum(rank.value.nbytes for rank in result.ranks if rank.value is not None) <= MAX_KEPT
+    assert sum(rank.value["x"].nbytes for rank in result.ranks if rank.value) <= MAX_KEPT
     assert result.took_too_long or "values" in name  # then the region's other tests wait for 2 s at most
 
 

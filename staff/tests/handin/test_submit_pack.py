@@ -1,6 +1,7 @@
 """submit.py pack: what goes into the archive and under which name, what stays out, and that nothing is replaced."""
 
 import json
+import os
 import stat
 import subprocess
 import sys
@@ -27,6 +28,7 @@ LEFT_OUT = {
     "task1_single/link.py": b"",  # becomes a link
     "task2b_allreduce/train.tsv": b"x",
     "pipeline/.secret.py": b"x",
+    "pipeline/\udcff.py": b"x",  # not UTF-8
     "task3_ddp/big.txt": b"x" * 1_000_001,
 }
 UNNAMED = {"runs/task1_single/run.py": b"x", "task1_single/__pycache__/x.py": b"x", "task3_ddp/given.png": b"ours"}
@@ -59,7 +61,8 @@ def test_an_archive_holds_code_report_and_figures_and_names_what_is_missing_or_l
     expected |= {"task2b/mine/deep/helper.py"}
     assert expected < files.keys() and files["task4/expected.py"] == (tree / "task4_traffic/expected.py").read_bytes()
     assert not [name for name in [*LEFT_OUT, *UNNAMED] if Path(name).name in {Path(file).name for file in files}]
-    assert {line.split()[2] for line in lines if line.startswith("left out: ")} == LEFT_OUT.keys()
+    shown = {os.fsencode(name).decode(errors="backslashreplace") for name in LEFT_OUT}
+    assert {line.split()[2] for line in lines if line.startswith("left out: ")} == shown
     assert "missing: pipeline/pipe.py is not in the archive, so its points will be lost" in lines
     assert "missing: task 1 over 3 epochs" in lines
 
@@ -101,6 +104,7 @@ def test_the_graders_points_are_shown_and_packed_without_messages_that_differ_fr
         ("pack --netid ab1", "--name"),
         ("pack --netid a/b --name A\u00a0B", "error: --netid: expected letters and digits"),
         ("pack --netid ab1 --name Ada", "error: --name: expected first and last name"),
+        ("pack --netid " + "a" * 300 + " --name A\u00a0B", "error: --netid, --name: expected at most 200 bytes"),
         ("report --netid ab1", "error: give both --netid and --name"),
         ("report --runs nowhere", "error: --runs: there is no folder nowhere"),
     ],
