@@ -109,7 +109,7 @@ class Sweep:
 
         # A wrong flag behind -- is said once, not by every run.
         settings, _ = arguments.parse(self.words(cells[0]), add_flags=arguments.add_run_flags)
-        words = [flag for flag in ("--no_cuda", "--recompute") if flag in self.more]
+        words: list[str] = [flag for flag in ("--no_cuda", "--recompute") if flag in self.more]
         for flag in OF_GRADIENT:
             if (value := getattr(settings, flag)) is not None:
                 words += [f"--{flag}", "fp32" if value == "fp16" else str(value)]  # fp16's scaler skips steps

@@ -1,5 +1,6 @@
 """FSDP2 (Zhao et al. 2023) behind the benchmark's Engine."""
 
+import warnings
 from pathlib import Path
 
 import torch
@@ -19,6 +20,9 @@ from benchmark.engines.engine import HALF, Engine
 from benchmark.training.own_model import blocks
 from beyond.deferred import Deferred
 from common.workers.process_group import Worker
+
+# An in-place operation on the output of a user's layer would be wrong; the proof sees that.
+warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
 
 FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 

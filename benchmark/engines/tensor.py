@@ -4,6 +4,8 @@ It cuts nn.Linear by columns or rows. GPT-2 has Conv1D, whose weight is transpos
 thirds a cut by columns would mix: so both are rewritten first, see SplitAttention. The values stay the same.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -11,7 +13,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.optim import Optimizer
 from transformers import GPT2LMHeadModel
-from transformers.models.gpt2.modeling_gpt2 import GPT2Attention, GPT2Block
+from transformers.models.gpt2.modeling_gpt2 import GPT2Attention
 
 from benchmark.engines.engine import Engine, optimizer_class
 
@@ -56,8 +58,8 @@ class TensorParallel(Engine):
     def wrap(self, model: nn.Module) -> nn.Module:
         assert isinstance(model, GPT2LMHeadModel)
         mesh = init_device_mesh(self.worker.device.type, (self.worker.world_size,))
-        for block in model.transformer.h:
-            assert isinstance(block, GPT2Block)
+        blocks: Any = model.transformer.h  # their layers are replaced by those of another class
+        for block in blocks:
             block.attn = SplitAttention(block.attn)
             block.mlp.c_fc = linear(block.mlp.c_fc.weight.data, block.mlp.c_fc.bias.data)
             block.mlp.c_proj = linear(block.mlp.c_proj.weight.data, block.mlp.c_proj.bias.data)

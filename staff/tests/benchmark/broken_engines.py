@@ -222,6 +222,7 @@ class head_untied(Averaging):
     def wrap(self, model: nn.Module) -> nn.Module:
         bare = getattr(model, "model", model)
         weight = bare.lm_head.weight
+        assert isinstance(weight, Tensor)
         bare.lm_head.forward = lambda hidden: nn.functional.linear(hidden, weight.detach())
         return model
 
@@ -427,6 +428,7 @@ class zero3_block_summed(OwnZero3):
         value = super().backward(loss, last)
         if last:
             gradient = self.sharded.blocks[2].shard.gradient
+            assert gradient is not None
             gradient *= 2
         return value
 
