@@ -207,7 +207,7 @@ class Zygote:
         self.ranks, self.folder = {}, ""
 
     def descendants_left(self) -> set[int]:
-        """Return the processes that ranks have started and that still run."""
+        """Return the live ranks and what they have started; where there is no /proc, the ranks alone."""
         self.reap()
         return descendants(os.getpid(), set(self.ranks)) - self.spares.lines.keys()
 

@@ -123,7 +123,8 @@ class Grading:
             }
             if opened.why:
                 run["notes"] = [opened.why]
-                tests = [test | {"status": "crashed", "message": opened.why} for test in self.catalogue]
+                crash = {"status": "crashed", "observed": "", **dict.fromkeys(("cause", "kind", "message"), opened.why)}
+                tests = [test | crash for test in self.catalogue]
             else:
                 tests = self._run(folder / "tree", folder / "report.json", run)
             if self.stop.is_set():  # our own end, not the submission's: nothing of it is kept

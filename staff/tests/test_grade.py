@@ -30,6 +30,7 @@ from staff.grade.hidden_tests import contradictions, hidden_files
 from staff.grade.result_store import at_work
 from staff.grade.submissions import clean_files, name_all, write_files
 from staff.grade.whole_class import share
+from staff.gradescope.results import results
 from staff.proofs.bank import solved_files
 
 COURSE = load_course()
@@ -115,6 +116,18 @@ def test_every_hand_in_gets_its_points_wherever_its_files_lie(graded):
     assert {key: graded["figures"][key] for key in ("submissions", "graded", "kept", "unreadable", "class")} == {
         "submissions": 5, "graded": 5, "kept": 0, "unreadable": 1, "class": 5
     }  # fmt: skip
+
+
+@pytest.mark.medium
+def test_an_unreadable_hand_in_says_why_in_every_field_and_gets_no_hints(graded):
+    row = result_store.read(graded["out"], ODD)
+    page = (graded["out"] / "hand_ins" / ODD / "index.html").read_text(encoding="utf-8")
+    on_gradescope = [test["output"] for test in results(row, COURSE, late=None, seconds=1)["tests"]]
+
+    assert all("cannot be read" in test[field] for test in row.tests for field in ("cause", "kind", "message"))
+    assert not [test["observed"] for test in row.tests if test["observed"]]
+    assert "cannot be read" in page and "Look here first" not in page and "Hint" not in page
+    assert "cannot be read" in on_gradescope[0] and not [text for text in on_gradescope if "Hint" in text]
 
 
 @pytest.mark.medium
