@@ -56,7 +56,7 @@ def _unlike_other_ranks() -> None:
     """Make a forked rank differ where separately started processes do, or the fork would hide mistakes.
 
     Python's and numpy's generators get a new seed (torch's starts alike in every process, so it stays), and new objects
-    get other addresses, see Context.scatter. What remains alike is the order of a set of strings.
+    get other addresses, see Context.shuffle_addresses. What remains alike is the order of a set of strings.
     """
     random.seed()
     np.random.seed()

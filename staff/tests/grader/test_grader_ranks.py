@@ -153,7 +153,7 @@ def test_ranks_differ_where_separate_processes_differ(play):
 
         def go(context):
             filled.clear()
-            context.scatter()
+            context.shuffle_addresses()
             parameters = [torch.nn.Parameter(torch.ones(1)) for _ in range(16)]
             order = [next(i for i, p in enumerate(parameters) if p is q) for q in set(parameters)]
             return [random.random(), numpy.random.rand(), order], torch.rand(1).item()
