@@ -15,7 +15,7 @@ from functools import partial
 from types import ModuleType
 
 from grader.inside import preload
-from grader.inside.find import ROOT
+from grader.inside.checkout import ROOT
 from grader.wire import values
 from grader.wire.processes import PER_RANK
 from grader.wire.values import Fields
@@ -115,5 +115,5 @@ def main(descriptor: int) -> None:
     if start["measures"]:
         zygote.prepare_to_be_measured()
     zygote.limit_memory()
-    confine = partial(zygote.confine, start["rank"], start["folder"], (), start["measures"], lambda *_: None)
-    zygote.become_rank(confine, start["terminal"], *descriptors)
+    isolate = partial(zygote.isolate, start["rank"], start["folder"], (), start["measures"], lambda *_: None)
+    zygote.become_rank(isolate, start["terminal"], *descriptors)

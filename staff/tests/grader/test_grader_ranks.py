@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from common.paths import ROOT
-from grader.ranks.peer import MAX_OUTPUT
+from grader.ranks.rank_process import MAX_OUTPUT
 from staff.tests.cluster.started_processes import wait_for
 from staff.tests.grader.inline_student import HEAD
 
