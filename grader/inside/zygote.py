@@ -230,7 +230,7 @@ def become_rank(
 
     With a `terminal`, the rank reads and writes there: somebody debugs it, see grader/debug.py.
     """
-    code = 70
+    code = os.EX_SOFTWARE
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -19,7 +19,7 @@ from grader import messages
 from grader.report import Entry, entries_of
 from staff.grade import gradebook
 from staff.grade.gradebook import GradedHandIn
-from staff.grade.measurements import shared
+from staff.grade.measurements import find_shared
 from staff.grade.texts import printable
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -140,7 +140,7 @@ def class_page(rows: Sequence[GradedHandIn], course: Course, footer: str, missin
         in_words=score_in_words,
         rows=rows,
         missing=missing,
-        shared=shared({row.name: row.run.get("measured", ()) for row in rows}),
+        shared=find_shared({row.name: row.run.get("measured", ()) for row in rows}),
         flagged=[row for row in rows if row.run.get("flags")],
         readable=len(readable),
         unreadable=len(rows) - len(readable),

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from common.errors import InputError
 from staff.grade.gradebook import GradedHandIn, write_table
-from staff.grade.texts import cell
+from staff.grade.texts import safe_cell
 
 HEAD = ("id", "name", "score", "max_score", "bonus", "max_bonus", "hand-in", "due", "late", "notes")
 
@@ -103,9 +103,11 @@ def owners(hand_in: str, people: Iterable[Person]) -> set[str]:
         for person in people
         for match in re.finditer(rf"(?<![^\W_]){re.escape(person.id)}(?![^\W_])", hand_in, re.IGNORECASE)
     }
-    return {
-        id for id, (a, b) in found.items() if not any(c <= a and b <= d and d - c > b - a for c, d in found.values())
-    }
+
+    def is_part_of_another_id(span: tuple[int, int]) -> bool:
+        return any(other != span and other[0] <= span[0] and span[1] <= other[1] for other in found.values())
+
+    return {id for id, span in found.items() if not is_part_of_another_id(span)}
 
 
 def _line(person: Person, own: dict[str, list[GradedHandIn]], people: Sequence[Person]) -> list[str | int]:
@@ -123,8 +125,8 @@ def _line(person: Person, own: dict[str, list[GradedHandIn]], people: Sequence[P
         notes = ["no hand-in", *notes]
     else:
         late = person.late(best.run.get("submitted", ""))
-        result = [*_points(best), cell(best.name), person.counts, late]
-    return [cell(person.id), cell(person.name), *result, cell("; ".join(notes))]
+        result = [*_points(best), safe_cell(best.name), person.counts, late]
+    return [safe_cell(person.id), safe_cell(person.name), *result, safe_cell("; ".join(notes))]
 
 
 def _points(row: GradedHandIn) -> list[int]:
@@ -134,4 +136,4 @@ def _points(row: GradedHandIn) -> list[int]:
 def _of_nobody(rows: Sequence[GradedHandIn], people: Sequence[Person]) -> Iterator[list[str | int]]:
     for row in rows:
         if not owners(row.name, people):
-            yield ["", "", *_points(row), cell(row.name), "", "", "no id of the roster is in its name"]
+            yield ["", "", *_points(row), safe_cell(row.name), "", "", "no id of the roster is in its name"]

@@ -29,7 +29,7 @@ from staff.grade.hand_ins import _without_texts
 from staff.grade.hidden_tests import contradictions, hidden_files
 from staff.grade.result_store import at_work
 from staff.grade.submissions import clean_files, name_all, write_files
-from staff.grade.whole_class import share
+from staff.grade.whole_class import in_part
 from staff.gradescope.results import results
 from staff.proofs.bank import solved_files
 
@@ -391,7 +391,7 @@ def test_a_submission_that_is_not_there_is_said_before_anything_is_graded(tmp_pa
 def test_every_submission_is_in_exactly_one_part_whatever_the_order(parts):
     named = name_all([Path(f"/x/student{number}.zip") for number in range(10)])
 
-    of_parts = [share(named[::-1] if number % 2 else named, f"{number}/{parts}") for number in range(1, parts + 1)]
+    of_parts = [in_part(named[::-1] if number % 2 else named, f"{number}/{parts}") for number in range(1, parts + 1)]
 
     assert sorted(s.name for part in of_parts for s in part) == sorted(s.name for s in named)
 
@@ -399,7 +399,7 @@ def test_every_submission_is_in_exactly_one_part_whatever_the_order(parts):
 @pytest.mark.parametrize("part", ["0/4", "5/4", "3", "a/b", "1/0", "-1/4"])
 def test_a_part_that_is_none_is_said(part):
     with pytest.raises(InputError, match="expected NUMBER/PARTS"):
-        share([], part)
+        in_part([], part)
 
 
 def test_parts_work_beside_each_other_but_not_beside_a_whole_run_nor_twice(tmp_path):
