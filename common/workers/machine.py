@@ -68,7 +68,7 @@ def workers_on_machine(world_size: int, master_ip: str, environment: Mapping[str
     Workers that were started by hand, on several nodes, count as one for each node.
     """
     if "LOCAL_WORLD_SIZE" in environment:
-        return integer_of(environment, "LOCAL_WORLD_SIZE", "no LOCAL_WORLD_SIZE", 1)
+        return integer_of(environment, "LOCAL_WORLD_SIZE", 1)
     return world_size if is_loopback(master_ip) else 1
 
 

@@ -108,7 +108,7 @@ def place_of(flag: dict[str, Any]) -> str:
 
 def regions(rows: Sequence[GradedHandIn], course: Course) -> list[RegionFigures]:
     """Each region that was graded, in the order of course.toml."""
-    figures_of_all = []
+    shown = []
     for region in course.regions.values():
         all_tests = ([test for test in row.tests if test["region"] == region.id] for row in rows)
         graded = ([test for test in tests if test["status"] != NOT_GRADED_HERE] for tests in all_tests)
@@ -121,10 +121,10 @@ def regions(rows: Sequence[GradedHandIn], course: Course) -> list[RegionFigures]
         full = sum(got == most for got in points)
         none = sum(got == 0 for got in points) - untried
         some = len(points) - full - none - untried
-        figures_of_all.append(
+        shown.append(
             RegionFigures(region.id, region.title, most, statistics.mean(points), full, some, none, untried)
         )
-    return figures_of_all
+    return shown
 
 
 def mistakes(rows: Iterable[GradedHandIn]) -> list[Mistake]:
