@@ -260,7 +260,7 @@ def check_sizes(grade: Grade) -> None:
             grade.fail(f"the list of sizes belongs to the caller and was changed: from {before} to {after}; copy it")
         check_counts(grade, length, sizes, lengths_of(parts))
         advice = "do not share state between partitioners"
-        # `second`, `kept` and `other` are explained in `partitioners`; `repeated`: all of it after other random numbers.
+        # `second`, `kept` and `other` are explained in `partitioners`; `repeated`: after other random numbers.
         if result["second"] != parts and repeated["partitions"] != [parts]:
             grade.fail(UNSEEDED)
         if result["second"] != parts or result["kept"] != parts:
