@@ -117,11 +117,15 @@ def main():
     if os.path.exists(stamp) and read(stamp) == state:
         return
     python = os.path.join(VENV, "bin", "python")
-    if not os.path.exists(python):
+    if not os.path.exists(os.path.join(VENV, "bin", "pip")):  # it comes last
         make_venv()
-    print("installing into .venv, a few minutes the first time; pip shows each package", flush=True)
+    index = torch_index()
+    size = (
+        "0.4 GB to download, 1.6 GB on disk" if index or sys.platform == "darwin" else "1.6 GB to download, 5.6 on disk"
+    )
+    print("installing into .venv, 2 to 8 minutes the first time (" + size + "); if it stops, run it again", flush=True)
     pip = [python, "-m", "pip", "--disable-pip-version-check"]
-    wanted = ["-c", os.path.join(HERE, "constraints.txt"), *torch_index(), *requirements()]
+    wanted = ["-c", os.path.join(HERE, "constraints.txt"), *index, *requirements()]
     if subprocess.run([*pip, "install", *wanted]).returncode:
         stop("pip could not install what is needed; see its message above. Free disk space: 10 GB are enough")
     if "horovod" in EXTRAS:

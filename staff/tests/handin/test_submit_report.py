@@ -13,6 +13,8 @@ from pathlib import Path
 from statistics import fmean, median
 
 import pytest
+from fpdf import FPDF
+from matplotlib import font_manager
 from PIL import Image
 
 from cluster.demo import ladder, two_workers
@@ -20,6 +22,7 @@ from cluster.launch import free_port
 from common.errors import InputError
 from common.paths import ROOT
 from course.table import load_course
+from handin import pdf
 from handin.pdf import markdown_to_pdf
 from handin.records import find_runs
 from handin.report import build_report, sections_of
@@ -351,3 +354,16 @@ def test_whatever_a_student_writes_becomes_pages_and_the_same_text_the_same_byte
     pdfs = {markdown_to_pdf("\n\n".join(unusual), folder, "T", "Jos\u00e9") for _ in range(2)}
 
     assert len(pdfs) == 1 and len(re.findall(rb"/Subtype /Image", pdfs.pop())) == 2
+
+
+def test_letters_that_our_fonts_lack_come_from_fonts_of_the_system_and_the_rest_is_named(monkeypatch):
+    other = pdf.FONTS / "STIXGeneral.ttf"
+    letter = min(pdf._letters_of(other) - pdf._letters_of(pdf.FONTS / "DejaVuSans.ttf"))
+    monkeypatch.setattr(font_manager, "findSystemFonts", lambda: [str(other)])
+    pages = FPDF()
+
+    missing = pdf.add_fonts_for(f"a \u05d0 {letter} \u5f20", pages)
+
+    assert missing == {"\u5f20"} and len(pages.fonts) == 1
+    pages.fonts["other0"].ttfont.close()
+    assert markdown_to_pdf("# \u5f20 \u4f1f, \u05e9\u05dc\u05d5\u05dd", Path(), "T", "\u5f20")
