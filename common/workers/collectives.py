@@ -98,7 +98,7 @@ class CollectiveLog:
         self._iterations = 0
 
     def drain(self) -> int:
-        """Count the entries since the last call; return how many the recorder has had since, those left out included."""
+        """Count the entries since the last call; return how many the recorder has had, those left out included."""
         before = self._last
         for entry in recorded():
             if entry.entry > before:

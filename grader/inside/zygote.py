@@ -209,7 +209,7 @@ class Zygote:
     def descendants_left(self) -> set[int]:
         """Return the live ranks and what they have started; where there is no /proc, the ranks alone."""
         self.reap()
-        return descendants(os.getpid(), set(self.ranks)) - self.spares.lines.keys()
+        return descendants(os.getpid(), set(self.ranks)) - self.spares.connections.keys()
 
 
 def prepare_to_be_measured() -> None:
@@ -224,7 +224,7 @@ def limit_memory() -> None:
 
 
 def become_rank(
-    isolate_itself: Callable[[], None], terminal: str, line: int, stdout: int, stderr: int, stack: int
+    isolate_itself: Callable[[], None], terminal: str, connection: int, stdout: int, stderr: int, stack: int
 ) -> NoReturn:  # fmt: skip
     """Run a rank in the forked child: close all that belongs to the zygote, and never return into its loop.
 
@@ -240,7 +240,7 @@ def become_rank(
             stdin = os.open(os.devnull, os.O_RDONLY)
         for number, descriptor in enumerate((stdin, stdout, stderr)):
             os.dup2(descriptor, number)
-        first, second = sorted((line, stack))
+        first, second = sorted((connection, stack))
         for begin, end in ((3, first), (first + 1, second), (second + 1, MOST_DESCRIPTORS)):
             os.closerange(begin, end)
         sys.stdout, sys.stderr = (  # line by line: a crash loses none
@@ -252,7 +252,7 @@ def become_rank(
         isolate_itself()
         from grader.inside.run_source import rank_main
 
-        rank_main(socket.socket(fileno=line))
+        rank_main(socket.socket(fileno=connection))
         sys.stdout.flush()
         sys.stderr.flush()
         code = 0
