@@ -28,6 +28,8 @@ IN_USE = "a run that has begun, or another program, uses this port"
 # What must be the same on all workers (the timeline communicates, too), each with the verb for a message.
 MUST_AGREE = {"world_size": "has --world_size", "task": "runs", "timeline": "has --timeline", "backend": "uses"}
 
+Connected = dict[int, tuple[Process, Channel]]  # rank -> its process, and the connection to it
+
 _groups_joined = itertools.count()  # by this process
 
 
@@ -76,7 +78,7 @@ def _store_of_torchrun(config: RunConfig) -> dist.Store | None:
 
 def _answer_all(server: socket.socket, config: RunConfig, own: Process, deadline: float) -> Roll:
     """On rank 0: wait for the others, then send the result to all of them."""
-    connected: dict[int, tuple[Process, Channel]] = {}
+    connected: Connected = {}
     duplicates: list[str] = []
     problem = ""
     while not problem:
@@ -114,13 +116,7 @@ def _has_left(channel: Channel) -> bool:
     return channel.has_left
 
 
-def _check_in(
-    channel: Channel,
-    config: RunConfig,
-    own: Process,
-    connected: dict[int, tuple[Process, Channel]],
-    duplicates: list[str],
-) -> str:
+def _check_in(channel: Channel, config: RunConfig, own: Process, connected: Connected, duplicates: list[str]) -> str:
     """Read one worker's message; return what is wrong with the whole run, "" if nothing is.
 
     If a rank was started twice, only the second process is refused.

@@ -145,8 +145,8 @@ class Zygote:
                 limit_memory()
                 if request["given"] != self.given:
                     preload.forget_common()
-                own = partial(isolate, rank, folder, request["allows"], request["measures"], self.build_walls)
-                become_rank(own, request["terminals"].get(str(rank), ""), *own_fds[rank])
+                isolate_it = partial(isolate, rank, folder, request["allows"], request["measures"], self.build_walls)
+                become_rank(isolate_it, request["terminals"].get(str(rank), ""), *own_fds[rank])
             pids.append(pid)
         return pids
 

@@ -148,9 +148,8 @@ class RankRun:
             while process.outgoing:
                 del process.outgoing[: process.connection.send(process.outgoing[: 1 << 20])]
         write = selectors.EVENT_WRITE if process.outgoing else 0
-        self.selector.modify(
-            process.connection, selectors.EVENT_READ | write, self.selector.get_key(process.connection).data
-        )
+        key = self.selector.get_key(process.connection)
+        self.selector.modify(process.connection, selectors.EVENT_READ | write, key.data)
 
     def _hear_output(self, output: Output) -> None:
         if not output.read():
