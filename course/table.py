@@ -51,6 +51,7 @@ def read_course(path: Path) -> tuple[Course, list[str]]:
         tasks=tasks,
         regions=rows,
         dropped={},
+        left_out=frozenset(),
         imports={
             pattern: _value(names, tuple[str, ...], f"imports.{pattern}") for pattern, names in parts["imports"].items()
         },

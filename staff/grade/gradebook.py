@@ -121,9 +121,7 @@ def regions(rows: Sequence[GradedHandIn], course: Course) -> list[RegionFigures]
         full = sum(got == most for got in points)
         none = sum(got == 0 for got in points) - untried
         some = len(points) - full - none - untried
-        shown.append(
-            RegionFigures(region.id, region.title, most, statistics.mean(points), full, some, none, untried)
-        )
+        shown.append(RegionFigures(region.id, region.title, most, statistics.mean(points), full, some, none, untried))
     return shown
 
 

@@ -6,6 +6,7 @@ that says so, and costs nobody else anything.
 """
 
 import contextlib
+import functools
 import json
 import os
 import platform
@@ -24,13 +25,26 @@ from typing import Any
 
 from common.errors import InputError
 from common.paths import ROOT
+from course.manifest import code_digest, version_of
 from course.table import NOT_GRADED_HERE, Course, files_matching, load_course, score_in_words, score_of
 from grader.session import SEED_BITS
 from staff.grade import hidden_tests, result_store, texts
 from staff.grade.gradebook import GradedHandIn
 from staff.grade.own_process import Unfinished, run_apart
-from staff.grade.own_texts import Opened, Tests, digest, empty_report, open_into, read_report, student_page, unreadable
+from staff.grade.own_texts import (
+    Opened,
+    Tests,
+    compared,
+    digest,
+    empty_report,
+    open_into,
+    read_report,
+    student_page,
+    unreadable,
+)
 from staff.grade.submissions import Submission, clean_files, original_name
+from staff.handout.assemble import renamed
+from staff.handout.regions import find_regions
 from staff.sandbox.graded_run import probe, run_graded
 
 DEADLINE = 600.0  # seconds for the graders of one submission; single tests have shorter ones of their own
@@ -65,13 +79,20 @@ class Grading:
     deadline: float
     fresh_inputs: bool = False  # another seed for a hand-in that was graded before, too
     again: bool = False  # also what has not changed
+    solution: str = ""  # a region whose solution the pages compare with what was handed in
     allow_lower: bool = False  # otherwise a hand-in that is graded again keeps its points if it would have fewer
     stop: threading.Event = field(default_factory=threading.Event)  # set when the whole run ends early
+
+    @functools.cached_property
+    def version(self) -> str:
+        """The version of today's handout."""
+        files = {name: content for name, content in self.clean.items() if self.course.may_student_change(name)}
+        return version_of({name: code_digest(renamed(content, self.course)) for name, content in files.items()})
 
     @classmethod
     def prepare(
         cls, out: Path, scratch: Path, files: Sequence[str], *, seed: int | None, deadline: float,
-        fresh_inputs: bool = False, again: bool = False, allow_lower: bool = False,
+        fresh_inputs: bool = False, again: bool = False, allow_lower: bool = False, solution: str = "",
     ) -> "Grading":  # fmt: skip
         """The clean tree and the list of tests, made once."""
         course = load_course()
@@ -90,6 +111,7 @@ class Grading:
             deadline,
             fresh_inputs,
             again,
+            solution,
             allow_lower,
         )
 
@@ -126,6 +148,8 @@ class Grading:
                 tests = [test | crash for test in self.catalogue]
             else:
                 tests = self._run(folder / "tree", folder / "report.json", run)
+                if self.solution:
+                    run["solution"] = self._compared(folder / "tree")
             if self.stop.is_set():  # our own end, not the submission's: nothing of it is kept
                 raise InterruptedError("the class run was stopped")
             run["wall_s"] = round(time.monotonic() - start, 1)
@@ -135,9 +159,21 @@ class Grading:
 
     def _open(self, submission: Submission, folder: Path) -> Opened:
         try:
-            return run_apart(open_into, submission.path, self.clean, self.course, folder, seconds=OPEN_TIME)
+            return run_apart(
+                open_into, submission.path, self.clean, self.course, folder, self.version, seconds=OPEN_TIME
+            )
         except Unfinished as error:
             return unreadable(f"unpacking failed ({error})")
+
+    def _compared(self, tree: Path) -> dict[str, str]:
+        file = self.course.regions[self.solution].file
+        regions = find_regions((ROOT / file).read_text(encoding="utf-8"), file)
+        body = "\n".join(region.body for region in regions if region.id == self.solution)
+        try:
+            diff = run_apart(compared, tree, self.course, self.solution, body, seconds=PAGE_TIME)
+        except Unfinished as error:
+            diff = f"cannot be compared: {error}"
+        return {"region": self.solution, "diff": diff}
 
     def _run(self, tree: Path, report: Path, run: dict[str, Any]) -> Tests:
         """The graders on a student's tree; every test of the catalogue, in its order."""
@@ -149,6 +185,7 @@ class Grading:
             reported = empty_report(f"the graders' report could not be read: {error}")
         notes = [*run["notes"], *reported["notes"]]
         if outcome.timed_out:
+            run["stopped"] = True
             notes.append(f"the graders were stopped after {self.deadline:g} s, before the last test")
         elif outcome.exit_code not in (0, 1):
             notes.append(f"the graders did not finish (exit code {outcome.exit_code})")

@@ -5,15 +5,16 @@
     cd5678,Carl Dai,,,2026-02-20T23:59:00-05:00,
 
 Only `id` must be there: whatever the names of hand-ins contain, such as NetIDs or a platform's numbers. A hand-in
-belongs to those whose ids are in its name; of ids in each other, to the longest. Who has none gets a partner's.
-`submitted` is the platform's own time, which Gradescope's export has anyway. The date that counts and the time after it
-are shown; nothing is deducted.
+belongs to those whose ids are in its name; of ids in each other, to the longest. One without an id belongs to the
+person with whose name it begins, as Canvas ("byronada_4711_...") and Moodle ("Ada Byron_4711_...") write it. Who has
+none gets a partner's. `submitted` is the platform's own time, which Gradescope's export has anyway. The date that
+counts and the time after it are shown; nothing is deducted.
 """
 
 import csv
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 from pathlib import Path
@@ -96,7 +97,7 @@ def write_grades(path: Path, people: Sequence[Person], rows: Sequence[GradedHand
     write_table(path, HEAD, [*lines, *_of_nobody(rows, people)])
 
 
-def owners(hand_in: str, people: Iterable[Person]) -> set[str]:
+def owners(hand_in: str, people: Sequence[Person]) -> set[str]:
     """Return the ids of those whose hand-in this is by its name."""
     found = {
         person.id: match.span()
@@ -107,7 +108,20 @@ def owners(hand_in: str, people: Iterable[Person]) -> set[str]:
     def is_part_of_another_id(span: tuple[int, int]) -> bool:
         return any(other != span and other[0] <= span[0] and span[1] <= other[1] for other in found.values())
 
-    return {id for id, span in found.items() if not is_part_of_another_id(span)}
+    ids = {id for id, span in found.items() if not is_part_of_another_id(span)}
+    begins = re.match(r"(\D+?)(?:late)?(?:\d|$)", _plain(hand_in))
+    by_name = {person.id for person in people if begins and begins[1] in _names(person)}
+    return ids or (by_name if len(by_name) == 1 else set())  # two people of one name: nothing is guessed
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"[\W_]+", "", text.casefold())
+
+
+def _names(person: Person) -> set[str]:
+    """A name with its last word last, first, or in front of a comma as in a list, without what is between the words."""
+    words = person.name.replace(",", " ").split()
+    return {_plain("".join(order)) for order in (words, words[-1:] + words[:-1], words[1:] + words[:1]) if words}
 
 
 def _line(person: Person, own: dict[str, list[GradedHandIn]], people: Sequence[Person]) -> list[str | int]:
@@ -120,6 +134,7 @@ def _line(person: Person, own: dict[str, list[GradedHandIn]], people: Sequence[P
     notes += [f"the best of {', '.join(row.name for row in hand_ins)}"] if len(hand_ins) > 1 else []
     notes += ["partners have other hand-ins"] if own[person.id] and len(names) > len(own[person.id]) else []
     notes += ["extension"] if person.extension else []
+    notes += ["Canvas says late"] if best and re.search(r"_LATE_\d", best.name) else []
     if best is None:
         result: list[str | int] = ["", "", "", "", "", person.counts, ""]
         notes = ["no hand-in", *notes]

@@ -68,6 +68,14 @@ def _longer_name(name: str, path: Path, attempt: int) -> str:
     return f"{name}-{_short_digest(path.name if attempt == 1 else str(path))}"
 
 
+def without_companions(paths: Sequence[Path]) -> list[Path]:
+    """Of a student's files in a download of Canvas, such as `byronada_LATE_4711_88217_hw.zip` and a report beside it,
+    only archives: they are the hand-in."""
+    of_student = {path: match[1] for path in paths if (match := re.fullmatch(r"(.+?_\d+)_\d+_.+", path.name))}
+    archives = {of_student.get(path) for path in paths if path.name.lower().endswith(ARCHIVES)}
+    return [path for path in paths if path.name.lower().endswith(ARCHIVES) or of_student.get(path, "") not in archives]
+
+
 def original_name(path: Path) -> str:
     """What the student called a hand-in, without an archive's suffix; in Gradescope's export, with its people's ids."""
     suffix = next((suffix for suffix in ARCHIVES if path.name.lower().endswith(suffix)), "")
@@ -142,13 +150,16 @@ def missing_lessons(names: Sequence[str], course: Course) -> list[str]:
     for file in dict.fromkeys(region.file for region in course.regions.values()):
         folder, _, lesson = file.rpartition("/")
         in_folder = [name.rpartition("/")[2] for name in names if name.rpartition("/")[0] == folder]
-        if file in names or not in_folder:
+        regions = ", ".join(region.id for region in course.regions.values() if region.file == file)
+        note = f"{file} is missing, so its regions ({regions}) count as unsolved"
+        deeper = [name for name in names if name.startswith(f"{folder}/") and name.endswith(f"/{lesson}")]
+        if file not in names and deeper:
+            notes.append(f"{note}; is it {deeper[0]!r}? Move it to {folder}")
+        if file in names or not in_folder or deeper:
             continue
         # Other capitals, a number or another suffix may follow the name, but no letter.
         alike = re.compile(re.escape(lesson.removesuffix(".py")) + r"(?![a-z])")
         instead = [name for name in in_folder if alike.match(name.casefold()) or name.endswith(".ipynb")]
-        regions = ", ".join(region.id for region in course.regions.values() if region.file == file)
-        note = f"{file} is missing, so its regions ({regions}) count as unsolved"
         if instead:
             verb = "Export it as" if instead[0].endswith(".ipynb") else "Rename it to"
             note += f"; is it {', '.join(map(repr, instead[:2]))}? {verb} {lesson}"

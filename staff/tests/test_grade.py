@@ -256,7 +256,9 @@ def test_a_hand_in_that_is_graded_again_keeps_its_seed_and_what_it_gained_or_los
     ann, bob = seeds_after("--tests", QUICK)
     assert ann != first[0] and bob == first[1], "students can read the seed of what they handed in before"
     assert [(line["submission"], line["why"]) for line in changes()] == [("ann", "another hand-in")]
-    figures, _ = command([Path("bob")], out, "--again", "--tests", QUICK)
+    figures, _ = command([Path("bob")], out, "--solution", "2b.2", "--tests", QUICK)
+    page = (out / "hand_ins/bob/index.html").read_text(encoding="utf-8")
+    assert "your lines and a solution" in page and "+return self.data[self.index[index]]" in page
     assert (figures["graded"], figures["kept"]) == (1, 0), "named as in the grade book"
     assert seeds_after("--fresh-inputs", "--tests", *TESTS[:2])[1] != first[1]
 

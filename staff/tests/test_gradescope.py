@@ -21,7 +21,7 @@ from staff.grade.submissions import write_files
 from staff.gradescope import build, gradescope_run
 from staff.gradescope.classroom50 import result
 from staff.gradescope.classroom50 import unfinished as unfinished_of_classroom50
-from staff.gradescope.results import late_days, results, unfinished
+from staff.gradescope.results import late_days, results, too_slow, unfinished
 from staff.proofs.bank import solved_files
 from staff.tests.cluster.started_processes import started, wait_for
 from staff.tests.rows import entry, row
@@ -50,6 +50,27 @@ def check_schema(content: dict) -> None:
         assert test["status"] in ("passed", "failed") and 0 <= test["score"] <= test["max_score"]
         assert all(isinstance(tag, str) for tag in test["tags"])
     assert "score" in content and len(json.dumps(content)) < 10 * LONGEST
+
+
+@pytest.mark.parametrize(
+    "status, seconds, stopped, words",
+    [
+        ("not attempted", 300.0, False, "a solution will take about"),
+        ("not attempted", 20.0, False, ""),
+        ("passed", 300.0, False, ""),
+        ("passed", 560.0, True, "stopped by the time-out of 600 s"),
+    ],
+)
+def test_a_container_that_is_too_slow_is_said_to_the_instructor_already_of_the_untouched_handout(
+    status, seconds, stopped, words
+):
+    graded = row(entry("2b.1", status), stopped=stopped)
+
+    slow = too_slow(graded, seconds, 600)
+
+    content = results(graded, COURSE, None, seconds, slow)
+    assert words in slow and bool(slow) == bool(words)
+    assert ("too_slow" in content["extra_data"]) == bool(words) and "too slow" not in content["output"]
 
 
 def of(region: str = "2b.1", *outcomes: tuple[str, str, str]) -> list:

@@ -58,6 +58,12 @@ def test_a_lesson_s_file_that_is_missing_is_named_with_what_is_there_instead(tmp
     assert (repr(found) in " ".join(notes)) == (found not in ("notes.py", "run_glue.py"))
 
 
+def test_a_lesson_s_file_that_lies_deeper_is_named(tmp_path):
+    _, notes = choose(hand_in(tmp_path, "task2b/task2b/run_glue.py", "task1/a.py"), COURSE)
+
+    assert any("is it 'task2b_allreduce/task2b/run_glue.py'? Move it to task2b_allreduce" in note for note in notes)
+
+
 def test_what_is_not_handed_in_is_the_handouts_and_every_tree_has_files_of_its_own(tmp_path):
     clean = clean_files()
     write_tree(clean, choose(hand_in(tmp_path / "in", "task1/run_glue.py"), COURSE)[0], tmp_path / "tree")

@@ -92,14 +92,14 @@ def test_a_call_that_only_linux_has_fails_on_the_stand_in(laptop, call):
 
 
 @pytest.mark.medium
-def test_two_workers_train_and_the_columns_that_only_linux_can_fill_are_empty(laptop, tmp_path):
-    flags = ["--max_steps", 2, "--dropout", 0, "--output_dir", tmp_path / "run"]
+def test_two_workers_train_and_their_timelines_are_compared(laptop, tmp_path):
+    flags = ["--max_steps", 4, "--dropout", 0, "--timeline", 1, "--output_dir", tmp_path / "run"]
 
     result = laptop("-m", "cluster.launch", "--workers", 2, "task2b_allreduce/run_glue.py", *flags)
 
     assert result.returncode == 0, result.stderr
     first, second = (json.loads((tmp_path / f"run/rank{rank}.json").read_text()) for rank in range(2))
-    assert len(first["iterations"]) == len(second["iterations"]) == 2
+    assert len(first["iterations"]) == len(second["iterations"]) == 4 and first["timeline"]["steps"]
 
 
 @pytest.mark.medium
