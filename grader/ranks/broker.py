@@ -47,7 +47,7 @@ class Broker:
         self.completed: list[dict[int, Call]] = []  # every completed collective, rank -> call
         self.replies: list[tuple[int, dict]] = []
         self.fault: Fault | None = None
-        self.forgotten = 0  # bytes of payloads that are no longer kept
+        self.freed = 0  # bytes of payloads that are no longer kept
         self._keep, self._measure = keep_payloads, measure
         self._storages = storages or Storages()
         self._empty: Counter[int] = Counter()  # calls without data, by rank
@@ -150,7 +150,7 @@ class Broker:
     def _complete(self, call: Call, payload: bytes) -> None:
         call.complete, call.received = True, len(payload)
         if not self._keep:
-            self.forgotten += len(call.payload or b"")
+            self.freed += len(call.payload or b"")
             call.payload = None
         self._answer(call, {"payload": np.frombuffer(payload, np.uint8)})
 

@@ -95,7 +95,7 @@ class Call(Event):
 
     def sent_arrays(self) -> np.ndarray:
         """Return the payload as numbers, (tensors, *shape); only if the run keeps payloads."""
-        assert self.payload is not None, "ask for it with run(..., keep_payloads=True)"
+        assert self.payload is not None, "ask for it with payloads=True, see Request"
         return to_array(self.dtype, [-1, *self.shape], self.payload)
 
 
@@ -225,7 +225,7 @@ def disagreement(calls: list[Call]) -> str:
         "dtypes": lambda call: call.dtype,
         "sizes of parts": lambda call: tuple(call.data.get("sends", ())) if call.name == "reduce_scatter" else (),
         "addresses": lambda call: call.data.get("address"),
-        "points of a probe": lambda call: call.data.get("point"),
+        "measurement points": lambda call: call.data.get("point"),
     }
     for aspect, value in aspects.items():
         if len({value(call) for call in calls}) > 1:

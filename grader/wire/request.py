@@ -43,7 +43,7 @@ class Request:
         arguments: what the function finds in `context.arguments`, the same on all ranks: numbers, strings, lists, dicts
             and arrays.
         deadline: seconds from the fork.
-        payloads: whether the result keeps what each rank passed to its collectives.
+        payloads: whether the result keeps what each rank passed to its collectives; in_rank.run keeps it by default.
         measures: whether the memory of the ranks is measured, see Context.measure.
         libraries: groups of grader/inside/preload.py that loading the file needs.
         storages: what is in each of the storages that Context.storage opens: name -> bytes. Without any, a rank that
