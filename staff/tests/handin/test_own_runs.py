@@ -61,7 +61,7 @@ BY_HAND: dict[str, Callable[[list[dict[str, Any]], str], float | int]] = {
 
 
 def test_answers_are_those_of_the_records_and_there_are_twenty_kinds(student):
-    questions = drawn(student)
+    questions = drawn(student, 40)
     runs = {run.name: run for run in find_runs(student / "runs", student).found}
 
     assert len({question.kind for question in questions}) >= 20
