@@ -86,8 +86,7 @@ class Grading:
     @functools.cached_property
     def version(self) -> str:
         """The version of today's handout."""
-        files = {name: content for name, content in self.clean.items() if self.course.may_student_change(name)}
-        return version_of({name: code_digest(renamed(content, self.course)) for name, content in files.items()})
+        return version_of_handout(self.clean, self.course)
 
     @classmethod
     def prepare(
@@ -264,6 +263,12 @@ def _without_texts(table: Any) -> Any:
     if isinstance(table, dict):
         return {key: _without_texts(value) for key, value in table.items() if key not in TEXTS_OF_THE_COURSE}
     return table
+
+
+def version_of_handout(clean: dict[str, bytes], course: Course) -> str:
+    """The version of the handout that has these files of a clean tree."""
+    files = {name: content for name, content in clean.items() if course.may_student_change(name)}
+    return version_of({name: code_digest(renamed(content, course)) for name, content in files.items()})
 
 
 def collect(scratch: Path, files: Sequence[str]) -> Tests:
