@@ -234,20 +234,26 @@ def test_double_forks_new_sessions_and_hopping_processes_are_gone_afterwards(pla
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_ranks_are_gone_when_their_grader_is_interrupted_or_killed(tmp_path, number):
+def test_ranks_are_gone_when_their_grader_is_killed_and_when_an_interrupted_one_goes_on(tmp_path, number):
     program = f"""
         import signal, sys
         signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background of a shell
         sys.path.insert(0, {str(ROOT)!r})
         from staff.tests.grader.inline_student import run_entry
-        run_entry({str(tmp_path)!r}, "run.py", 2, folder={str(tmp_path)!r}, stay=True, deadline=1000)
+        try:
+            run_entry({str(tmp_path)!r}, "run.py", 2, folder={str(tmp_path)!r}, stay=True, deadline=1000)
+        except KeyboardInterrupt:  # grader.watch goes on, too
+            print(sys.stdin.readline())
+            print(run_entry({str(tmp_path)!r}, "run.py", 2, "leave_nothing").values)
     """
-    (tmp_path / "run.py").write_text(HEAD + textwrap.dedent(LEFTOVERS))
-    grader = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)], stderr=subprocess.DEVNULL)
-    wait_for(lambda: ready(tmp_path), "processes of both ranks")
+    (tmp_path / "run.py").write_text(HEAD + textwrap.dedent(LEFTOVERS) + "def leave_nothing(context): return 1\n")
+    words = [sys.executable, "-c", textwrap.dedent(program)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as grader:
+        wait_for(lambda: ready(tmp_path), "processes of both ranks")
 
-    assert alive(tmp_path) != []
-    grader.send_signal(number)
-    grader.wait()
+        assert alive(tmp_path) != []
+        grader.send_signal(number)
 
-    wait_for(lambda: alive(tmp_path) == [], "the end of all processes")
+        wait_for(lambda: alive(tmp_path) == [], "the end of all processes")
+        output, _ = grader.communicate(b"go on\n" if number == signal.SIGINT else None)
+    assert output.decode().endswith("[1, 1]\n") == (number == signal.SIGINT)
