@@ -5,26 +5,23 @@ import shutil
 import pytest
 
 from common.paths import ROOT
-from course.table import load_course
 from grader.watch import CLEAR, KEYS
 from staff.tests.grader.terminals import in_terminal
+from staff.tests.handouts import solved_handout
 
 pytestmark = pytest.mark.medium
 
-COURSE = load_course()
 FILE = "common/data_partition.py"
-TODO = "        # TODO(cos598d) 2b.2: do it\n        {0}\n        # END TODO 2b.2"
 OPEN = 'raise NotImplementedError("TODO 2b.2: do it")'
 WRONG, RIGHT = "return self.data[index]", "return self.data[self.index[index]]"
+USE, WRONG_USE = "return Partition(self.data, self.partitions[partition])", "return None"
 HALF_SAVED = "return self.data[" + "self.index[index] + " * 20
 
 
-def save(tree, body):
-    """Save the file with these lines in 2b.2."""
-    solved = (ROOT / FILE).read_text()
-    begin, end = solved.index("        # TODO(cos598d) 2b.2"), solved.index("        # END SOLUTION 2b.2")
-    text = solved[:begin] + TODO.format(body) + solved[end + len("        # END SOLUTION 2b.2") :]
-    (tree / FILE).write_text(text)
+def save(tree, body, use=USE):
+    """Save the file with these lines in 2b.2 and 2b.4; all its other regions are solved."""
+    text = solved_handout()[FILE].decode()
+    (tree / FILE).write_text(text.replace(RIGHT, body).replace(USE, use))
 
 
 def test_each_save_is_graded_on_one_screen_keys_are_heard_and_ctrl_c_leaves_nothing(tmp_path, monkeypatch):
@@ -37,13 +34,17 @@ def test_each_save_is_graded_on_one_screen_keys_are_heard_and_ctrl_c_leaves_noth
         save(tmp_path, WRONG)
         shown.wait_for("wrong: ")
         shown.wait_for(KEYS)
-        save(tmp_path, HALF_SAVED)
+        save(tmp_path, WRONG, WRONG_USE)
+        shown.wait_for("grading 2b.4")  # 2b.2 has been graded as it is
+        shown.wait_for(KEYS)
+        shown.wait_for(KEYS)
+        save(tmp_path, HALF_SAVED, WRONG_USE)
         cause = shown.wait_for("while loading common/data_partition.py").rpartition(CLEAR)[2].splitlines()
         rest = shown.wait_for(KEYS).splitlines()
         shown.type("hh")
         shown.wait_for("hint 1 of 3")
         shown.wait_for("hint 2 of 3")
-        save(tmp_path, RIGHT)
+        save(tmp_path, RIGHT, WRONG_USE)
         shown.wait_for("2b.2 Partition.__getitem__ passes: 2/2 points")
         shown.type("\x03")
         code, last = shown.end()
