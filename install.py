@@ -12,7 +12,7 @@ import tempfile
 import time
 import urllib.request
 
-NEEDED = (3, 11)
+NEEDED, NEWEST = (3, 11), (3, 14)
 HERE = os.path.dirname(os.path.abspath(__file__))
 VENV = os.path.join(HERE, ".venv")
 CPU_INDEX = "https://download.pytorch.org/whl/cpu"  # PyTorch's own, as its documentation names it
@@ -108,18 +108,24 @@ def main():
     if sys.version_info < NEEDED:
         came = "{}.{}".format(*sys.version_info[:2])
         stop("Python 3.11 or newer is needed, this is " + came + "; try make PYTHON=python3.12, or install python3.12")
-    if not shutil.which("c++") and not shutil.which("g++"):
-        print("note: no C++ compiler (only DeepSpeed needs one): sudo apt-get install g++")
+    if sys.version_info[:2] > NEWEST:
+        print("note: this Python is newer than {}.{}, the newest that was tried".format(*NEWEST))
+    if "benchmark" in EXTRAS and not (shutil.which("c++") or shutil.which("g++")):
+        print("note: no C++ compiler, which DeepSpeed needs: sudo apt-get install g++")
     state = hashlib.sha256((read("constraints.txt") + repr(requirements()) + sys.version).encode()).hexdigest()
     stamp = os.path.join(VENV, "installed-" + "-".join(["base", *EXTRAS]))
     if os.path.exists(stamp) and read(stamp) == state:
         return
     python = os.path.join(VENV, "bin", "python")
-    if not os.path.exists(python):
+    if not os.path.exists(os.path.join(VENV, "bin", "pip")):  # it comes last
         make_venv()
-    print("installing into .venv, a few minutes the first time; pip shows each package", flush=True)
+    index = torch_index()
+    size = (
+        "0.4 GB to download, 1.6 GB on disk" if index or sys.platform == "darwin" else "1.6 GB to download, 5.6 on disk"
+    )
+    print("installing into .venv, 2 to 8 minutes the first time (" + size + "); if it stops, run it again", flush=True)
     pip = [python, "-m", "pip", "--disable-pip-version-check"]
-    wanted = ["-c", os.path.join(HERE, "constraints.txt"), *torch_index(), *requirements()]
+    wanted = ["-c", os.path.join(HERE, "constraints.txt"), *index, *requirements()]
     if subprocess.run([*pip, "install", *wanted]).returncode:
         stop("pip could not install what is needed; see its message above. Free disk space: 10 GB are enough")
     if "horovod" in EXTRAS:

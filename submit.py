@@ -3,6 +3,7 @@
     python submit.py carry                                          # after each task
     python submit.py report --netid ab1234 --name "First Last"    # as often as you like: your own words are kept
     python submit.py pack --netid ab1234 --name "First Last"      # once, at the end
+    python submit.py update new-handout.zip                         # when there is a corrected handout
 
 handin/README.md explains these commands and their messages.
 """
@@ -27,6 +28,12 @@ def carry(arguments: argparse.Namespace) -> None:
     print("\n".join(summary(carry(ROOT, course, arguments.into, arguments.force))))
     if step := next_step(course, ROOT):
         print(step)
+
+
+def update(arguments: argparse.Namespace) -> None:
+    from handin.update import update
+
+    print("\n".join(update(ROOT, arguments.handout)))
 
 
 def need_the_environment() -> None:
@@ -86,17 +93,21 @@ def main() -> None:
 
     command = commands.add_parser("report", help="build report/report.md and its PDF from the records of your runs")
     command.add_argument("--netid", help="your NetID; with --name, it forms the name of the PDF and is remembered")
-    command.add_argument("--name", help='first and last name, such as "First Last"')
+    command.add_argument("--name", help='your name, such as "First Last"')
     command.add_argument("--runs", type=Path, help="folder with the records (default: runs)")
     command.set_defaults(run=report)
 
     command = commands.add_parser("pack", help="run the graders, show the points, write the archive to hand in")
     command.add_argument("--netid", required=True)
-    command.add_argument("--name", required=True, help='first and last name, such as "First Last"')
+    command.add_argument("--name", required=True, help='your name, such as "First Last"')
     command.add_argument("--runs", type=Path, help="folder with the records (default: runs)")
     command.add_argument("--out", type=Path, help="the archive (default: dist/NETID_First_Last.zip); never replaced")
     command.add_argument("--no-grading", action="store_true", help="do not run the graders")
     command.set_defaults(run=pack)
+
+    command = commands.add_parser("update", help="move your work into a corrected handout; what you had is kept")
+    command.add_argument("handout", type=Path, help="the zip of the new handout")
+    command.set_defaults(run=update)
 
     arguments = parser.parse_args()
     arguments.run(arguments)

@@ -4,8 +4,7 @@ torch's flight recorder, which a record reads, has no entry for a send over gloo
 """
 
 import contextlib
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import nn
@@ -31,7 +30,9 @@ class SendCounter(TorchDispatchMode):
         super().__init__()
         self.count = self.bytes = 0
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Callable[..., object], types: object, args: tuple = (), kwargs: dict | None = None
+    ) -> object:
         if func is torch.ops.c10d.send.default:
             self.count += 1
             self.bytes += sum(tensor.nbytes for tensor in args[0])

@@ -15,7 +15,7 @@ So with a different number of ranks, the flat tensor is only cut in different pl
 import pickle
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol, TypedDict
 
 import torch
 import torch.distributed as dist
@@ -25,6 +25,14 @@ from torch.optim import Optimizer
 from beyond.flat_parameters import FlatParameters, Shard
 from common.errors import InputError
 from common.paths import atomic_write
+
+
+class Entry(TypedDict):
+    """What a rank's file has of one piece."""
+
+    sizes: list[int]
+    tensors: dict[str, Tensor]
+    numbers: dict[str, object]
 
 
 class Piece(Protocol):
@@ -70,7 +78,7 @@ def load_shards(folder: Path, sharded: Sharded) -> None:
         _set_state(piece, sharded.optimizer, whole, saved[0][i]["numbers"])
 
 
-def _read(file: Path) -> list[dict[str, Any]]:
+def _read(file: Path) -> list[Entry]:
     try:
         return torch.load(file, map_location="cpu", mmap=True)  # what is not needed stays in the file
     except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as error:
@@ -90,7 +98,7 @@ def _files(folder: Path) -> list[Path]:
     return files
 
 
-def _state_of(piece: Piece, optimizer: Optimizer) -> dict[str, Any]:
+def _state_of(piece: Piece, optimizer: Optimizer) -> Entry:
     """Return one entry of this rank's file."""
     states = [optimizer.state[part] for part in piece.shard.parts]
     tensors, numbers = {"values": piece.shard.values.clone()}, {}
@@ -102,7 +110,7 @@ def _state_of(piece: Piece, optimizer: Optimizer) -> dict[str, Any]:
     return {"sizes": piece.flat.sizes, "tensors": tensors, "numbers": numbers}
 
 
-def _set_state(piece: Piece, optimizer: Optimizer, whole: dict[str, Tensor], numbers: dict[str, Any]) -> None:
+def _set_state(piece: Piece, optimizer: Optimizer, whole: dict[str, Tensor], numbers: dict[str, object]) -> None:
     """Cut the flat tensors for this number of ranks, and put this rank's shard into place."""
     flat, shard = piece.flat, piece.shard
     length = flat.shard_length

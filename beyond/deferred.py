@@ -43,9 +43,9 @@ class Deferred(Protocol):
 class Operation:
     """An operation in place that initialises a parameter, and the state of the random numbers before it."""
 
-    function: Any
-    arguments: tuple[Any, ...]
-    keywords: dict[str, Any]
+    function: Callable[..., object]
+    arguments: tuple[object, ...]
+    keywords: dict[str, object]
     state: Tensor | None
 
     def run(self, values: Tensor) -> None:
@@ -83,7 +83,7 @@ class Initialisation(TorchDispatchMode):
         super().__init__()
         self.operations: dict[int, list[Operation]] = {}  # by storage, which a tensor and its views share
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: Any, types: object, args: tuple = (), kwargs: dict | None = None) -> object:
         kwargs = kwargs or {}
         if func is ATEN.empty.memory_format:
             return func(*args, **kwargs | {"device": "meta"})
@@ -91,7 +91,9 @@ class Initialisation(TorchDispatchMode):
             self._record(func, args[0], args[1:], kwargs)
         return func(*args, **kwargs)
 
-    def _record(self, func: Any, tensor: Tensor, arguments: Any, keywords: dict[str, Any]) -> None:
+    def _record(
+        self, func: Callable[..., object], tensor: Tensor, arguments: tuple[object, ...], keywords: dict[str, object]
+    ) -> None:
         storage = tensor.untyped_storage()
         if tensor.nbytes < storage.nbytes():
             raise NotImplementedError(f"{func} initialises a part of a parameter: build this model at once")

@@ -7,10 +7,13 @@ All ranks of a tensor group start from the same seed and draw equally many numbe
 computes the attention, each rank uses a second generator, whose seed no other rank has. Megatron-LM does the same.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from transformers.models.gpt2.modeling_gpt2 import GPT2Attention
 
 DISTANCE = 2718  # between the seeds of the two generators; more than there are ranks
 
@@ -23,7 +26,7 @@ class OwnHeads:
         self.library = torch.cuda if device.type == "cuda" else torch
         self.other = torch.Generator(device).manual_seed(seed).get_state()  # the state that is not in use
 
-    def draw_for(self, attention: Any) -> None:
+    def draw_for(self, attention: "GPT2Attention") -> None:
         """Use this generator between c_attn and c_proj of a GPT2Attention: there, weights of its heads are dropped."""
         attention.c_attn.register_forward_hook(self._swap)
         attention.c_proj.register_forward_pre_hook(self._swap)

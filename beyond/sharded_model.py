@@ -59,10 +59,10 @@ class ShardedBlock:
         self.flat = FlatParameters(parameters, dist.get_world_size())
         self.nbytes = self.flat.values.nbytes
         self.missing = set(parameters)
-        self.gathering: Any = None
-        self.own: Any = None
+        self.gathering: dist.Work | None = None
+        self.own: Tensor | None = None
         self.sending: Any = None
-        self.outgoing: Any = None
+        self.outgoing: Tensor | None = None
         self.received: Any = None
         self.is_whole = True
         # TODO(cos598d) b.8: [1] copy this rank's part (1-2 lines)

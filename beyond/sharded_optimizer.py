@@ -52,7 +52,7 @@ class Bucket:
         self.flat = FlatParameters(parameters, dist.get_world_size())
         self.missing = set(parameters)
         self.work: Any = None
-        self.outgoing: Any = None
+        self.outgoing: Tensor | None = None
         self.received: Any = None
         # TODO(cos598d) b.6: [1] take this rank's part (1-2 lines)
         # BEGIN SOLUTION b.6

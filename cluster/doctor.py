@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import NamedTuple
 
 from cluster.emulate import why_not
@@ -133,13 +134,13 @@ def versions() -> dict[str, str]:
     return installed
 
 
-def code_state() -> dict[str, str]:
+def code_state(root: Path = ROOT) -> dict[str, str]:
     """Return the commit, and a digest of the course's code, including changes that are not committed."""
     digest = hashlib.sha256()
-    folders = [ROOT, *(path for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith("."))]
-    for path in sorted(path for folder in folders for path in folder.glob("*.py")):
-        digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
-    git = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+    packages = [path for path in root.iterdir() if path.is_dir() and not path.name.startswith(".")]  # not .venv
+    for path in sorted([*root.glob("*.py"), *(path for folder in packages for path in folder.rglob("*.py"))]):
+        digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
+    git = subprocess.run(["git", "-C", str(root), "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
     return {"commit": git.stdout.strip() or "none", "code": digest.hexdigest()[:12]}
 
 

@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 
 GRACE_SECONDS = 2.5  # from SIGTERM to SIGKILL: enough to write a record; all ranks end within 5 s of a failure
+LINUX = sys.platform == "linux"  # elsewhere a killed guard leaves its command running
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # from linux/prctl.h
 
 
@@ -34,8 +35,9 @@ def main() -> int:
     os.environ["COS598D_LAUNCHED"] = "1"  # a run that is stopped leaves its report to the launcher, as data
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     command = [word for index, word in enumerate(arguments.command) if index or word != "--"]
+    between = die_with_parent if LINUX else None  # whatever it is, with a function Python forks, which macOS may not
     try:
-        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0, preexec_fn=die_with_parent)
+        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0, preexec_fn=between)
     except OSError as error:
         print(f"error: cannot start {command[0]}: {error.strerror}", file=sys.stderr)
         return 127
@@ -92,12 +94,12 @@ def kill_what_is_left(group: int) -> None:
 
 
 def die_with_parent() -> None:
-    """Between fork and exec: if this guard is killed, the kernel kills the command (Linux only)."""
+    """Between fork and exec: if this guard is killed, the kernel kills the command."""
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def prctl(option: int, value: int) -> None:
-    if sys.platform == "linux":
+    if LINUX:
         _LIBC.prctl(option, value, 0, 0, 0)
 
 

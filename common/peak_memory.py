@@ -5,38 +5,22 @@ is alive is counted where it is allocated: on a GPU by torch, on a CPU by glibc.
 """
 
 import contextlib
-import ctypes
 import re
 import resource
-import sys
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import torch
 
+from common import linux
 from common.errors import InputError
 
 PERIOD = 0.004  # seconds between two samples: 2 % of a core
-M_MMAP_THRESHOLD = -3  # from glibc's malloc.h
 THRESHOLD = 128 * 2**10  # bytes; glibc begins with it, and raises it when a larger block is freed
 OUT_OF_MEMORY = re.compile(
     r"not enough memory|can't allocate memory|out of memory|bad_alloc|Cannot allocate|new thread"
 )
 MB = 10**6
-
-
-class _MallInfo2(ctypes.Structure):
-    _fields_ = [
-        (name, ctypes.c_size_t)
-        for name in "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost".split()
-    ]
-
-
-# glibc's function; None for another C library, or a glibc before 2.33.
-_mallinfo2 = getattr(ctypes.CDLL(None), "mallinfo2", None) if sys.platform == "linux" else None
-if _mallinfo2 is not None:
-    _mallinfo2.restype = _MallInfo2
 
 
 def alive_bytes(device: torch.device) -> int | None:
@@ -46,10 +30,7 @@ def alive_bytes(device: torch.device) -> int | None:
     """
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device)
-    if _mallinfo2 is None:
-        return None
-    info = _mallinfo2()
-    return info.uordblks + info.hblkhd  # on the heaps, and in mappings of their own
+    return linux.allocated_bytes()
 
 
 class PeakMemory:
@@ -78,14 +59,13 @@ class PeakMemory:
         """Begin to count; loading and sharding are over and do not count."""
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
-        elif _mallinfo2 is not None:
+        elif linux.allocated_bytes() is not None:
             self.bytes = 0
             if self._stopped is not None:
                 self._stopped.set()  # another thread takes over, with its own period
             self._stopped = threading.Event()
             threading.Thread(target=self._look, args=(self._stopped, period), daemon=True).start()
-        with contextlib.suppress(OSError):  # not Linux, or forbidden: the peak since the process began counts
-            Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
+        if linux.forget_largest_size():
             self.process_bytes = 0
 
     def _look(self, stopped: threading.Event, period: float) -> None:
@@ -106,7 +86,7 @@ class PeakMemory:
         if self.device.type == "cuda":
             self.bytes = torch.cuda.max_memory_allocated(self.device) - self.before
         if self.process_bytes == 0:
-            self.process_bytes = _status("VmHWM")
+            self.process_bytes = linux.status_bytes("VmHWM")
 
     @contextlib.contextmanager
     def limited(self, megabytes: int | None, advice: Callable[[], str]) -> Iterator[None]:
@@ -139,23 +119,16 @@ class PeakMemory:
             lift()
 
 
-def _status(name: str) -> int:
-    """Return an entry of /proc/self/status in bytes."""
-    match = re.search(rf"^{name}:\s+(\d+) kB$", Path("/proc/self/status").read_text(), re.MULTILINE)
-    assert match, name
-    return 1024 * int(match[1])
-
-
 def _limit(megabytes: int, device: torch.device) -> Callable[[], None]:
     """Set the limit; return the function that lifts it."""
     if device.type == "cuda":
         share = (torch.cuda.memory_allocated(device) + megabytes * MB) / torch.cuda.mem_get_info(device)[1]
         torch.cuda.set_per_process_memory_fraction(min(share, 1.0), device)
         return lambda: torch.cuda.set_per_process_memory_fraction(1.0, device)
-    if sys.platform != "linux":
+    used = linux.status_bytes("VmData")
+    if used is None:
         raise InputError("--memory_limit_mb: needs Linux or a GPU; leave the flag out")
-    if _mallinfo2 is not None:
-        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, THRESHOLD)
+    linux.give_back_blocks_from(THRESHOLD)
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (_status("VmData") + megabytes * MB, hard))
+    resource.setrlimit(resource.RLIMIT_DATA, (used + megabytes * MB, hard))
     return lambda: resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))

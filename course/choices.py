@@ -17,8 +17,11 @@ def choose(course: Course, chosen: Collection[str]) -> Course:
         if row.id in course.graded or (course.bonus > 0 if row.bonus else row.task in chosen)
     }
 
+    solved = set[str]()  # what is not chosen, but needed
+
     def needs(id: str) -> list[str]:
-        """What a region builds on; in place of one that is left out, what that one builds on."""
+        """What a region builds on; in place of one that is not chosen, what that one builds on."""
+        solved.update(need for need in course.regions[id].needs if need not in kept)
         nearest = [[need] if need in kept else needs(need) for need in course.regions[id].needs]
         return list(dict.fromkeys(itertools.chain.from_iterable(nearest)))
 
@@ -33,6 +36,7 @@ def choose(course: Course, chosen: Collection[str]) -> Course:
         tasks=tasks,
         regions={id: replace(row, points=points[id]) for id, row in kept.items()},
         dropped={id: row for id, row in course.regions.items() if id not in kept},
+        left_out=frozenset(id for id, row in course.regions.items() if row.task in tasks) - kept.keys() - solved,
         may_change=tuple(name for name in course.may_change if name.partition("/")[0] not in folders),
     )
 

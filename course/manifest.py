@@ -2,6 +2,7 @@
 
 import json
 import tokenize
+from collections.abc import Mapping
 from functools import cache
 from hashlib import sha256
 from io import StringIO
@@ -20,11 +21,19 @@ def read_manifest(tree: Path) -> dict[str, Any]:
     """
     path = tree / ".handout.json"
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-        return {**manifest, **{digests: dict(manifest[digests]) for digests in ("files", "code")}}
+        return parse_manifest(path.read_text(encoding="utf-8"), path)
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path}: cannot be read ({error}); copy it from the handout") from None
+
+
+def parse_manifest(text: str, path: Path) -> dict[str, Any]:
+    """Return a manifest from its text. Raises InputError if it is damaged."""
+    try:
+        manifest = json.loads(text)
+        return {**manifest, **{digests: dict(manifest[digests]) for digests in ("files", "code")}}
+    except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path}: is damaged ({type(error).__name__}: {error}); copy it from the handout") from None
 
 
@@ -40,3 +49,8 @@ def code_digest(content: bytes) -> str:
     except (SyntaxError, ValueError, tokenize.TokenError):
         return sha256(content).hexdigest()
     return sha256("\n".join(line.rstrip() for line in lines if line.strip()).encode()).hexdigest()
+
+
+def version_of(code: Mapping[str, str]) -> str:
+    """Return the version of a handout: a short digest of the code in the files that students may change."""
+    return sha256(json.dumps(sorted(code.items())).encode()).hexdigest()[:8]

@@ -55,7 +55,8 @@ class HandoutRules:
 @dataclass(frozen=True, kw_only=True)
 class Course:
     """The whole table. `imports` maps a file pattern to the modules that files of this name may import; `dropped` has
-    the regions of the rows that this course leaves out."""
+    the regions of the rows that this course does not have. Of these, `left_out` are lessons of a task that it has, and
+    no other region builds on them: they could give away the lessons that remain. The others are given out solved."""
 
     name: str = "cos598d"
     title: str = ""
@@ -66,6 +67,7 @@ class Course:
     tasks: dict[str, Task]
     regions: dict[str, RegionRow]
     dropped: dict[str, RegionRow] = field(default_factory=dict)
+    left_out: frozenset[str] = frozenset()
     may_change: tuple[str, ...]
     imports: dict[str, tuple[str, ...]]
     handout: HandoutRules
@@ -92,6 +94,10 @@ class Course:
                 folder = file.rpartition("/")[0]  # beside a test file in a folder of its own stands what it shares
                 patterns.append(file if folder == "tests" else f"{folder}/*.py")
         return tuple(dict.fromkeys(patterns))
+
+    def is_given_solved(self, region_id: str) -> bool:
+        """Return whether students get these lines solved, in the files of their handout that have them."""
+        return region_id not in self.regions and region_id not in self.left_out
 
     def readme(self, region_id: str) -> str:
         """The page that explains a region."""

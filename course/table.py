@@ -51,6 +51,7 @@ def read_course(path: Path) -> tuple[Course, list[str]]:
         tasks=tasks,
         regions=rows,
         dropped={},
+        left_out=frozenset(),
         imports={
             pattern: _value(names, tuple[str, ...], f"imports.{pattern}") for pattern, names in parts["imports"].items()
         },
@@ -113,7 +114,7 @@ def score_of(tests: Iterable[Mapping[str, Any]], bonus_regions: Collection[str])
     return sums
 
 
-def score_in_words(report: Mapping[str, Any]) -> str:
+def score_in_words(report: Mapping[str, object]) -> str:
     """Return "96 of 100 points", the bonus points apart from them, how many points were not graded here, and whether
     hidden tests give more."""
     bonus = f" and {report['bonus']} of {report['max_bonus']} bonus points" if report.get("max_bonus") else ""

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 SHOWN = 4  # numbers of a tensor in a message
 
@@ -16,18 +17,18 @@ class Tolerance(NamedTuple):
 
     total: float = 0.0
     slack: float = 1.0
-    limit: Any = None
+    limit: np.ndarray | float | None = None
 
 
 FLOAT32, EXACT = Tolerance(), Tolerance(limit=0.0)  # as close as sums of float32 are, and equal
 
 
-def norm(arrays: Sequence[Any]) -> float:
+def norm(arrays: Sequence[np.ndarray]) -> float:
     """Return the norm of all arrays together."""
     return float(np.sqrt(sum(np.square(array, dtype=np.float64).sum() for array in arrays)))
 
 
-def close(got: Any, expected: np.ndarray, tolerance: Tolerance = FLOAT32) -> bool:
+def close(got: ArrayLike | None, expected: np.ndarray, tolerance: Tolerance = FLOAT32) -> bool:
     """Return whether every element is as expected. Another shape, None, inf and nan are never close."""
     if got is None or isinstance(got, str) or np.shape(got) != np.shape(expected):
         return False
@@ -67,12 +68,12 @@ def common_factor(pairs: Sequence[tuple[Any, np.ndarray]], tolerance: Tolerance 
     return factor if fits else None
 
 
-def flat(arrays: Sequence[Any]) -> np.ndarray:
+def flat(arrays: Sequence[ArrayLike]) -> np.ndarray:
     """Return the numbers of all arrays as one array of float64."""
     return np.concatenate([np.empty(0), *(np.ravel(array).astype(np.float64) for array in arrays)])
 
 
-def same_numbers(got: Sequence[Any], expected: Sequence[Any], rounding: float = 1e-4) -> bool:
+def same_numbers(got: Sequence[ArrayLike], expected: Sequence[ArrayLike], rounding: float = 1e-4) -> bool:
     """Return whether both hold the same numbers, in any order, cut anywhere into tensors, and times one factor.
 
     Zeros do not count: they may fill up a buffer.
@@ -102,7 +103,7 @@ def proportional(
     return bool(factor > 0 and np.linalg.norm(all_got - factor * all_expected) <= limit)
 
 
-def difference(name: str, got: Any, expected: np.ndarray) -> str:
+def difference(name: str, got: ArrayLike | None, expected: np.ndarray) -> str:
     """Say where two tensors differ. If all elements are wrong, the places are left out.
 
     `parameter 3 (4, 3) at [0, 1] [2, 2]: expected [0.12 0.5], got [0.36 1.5] (off by 1 at most)`

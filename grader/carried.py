@@ -11,7 +11,6 @@ the original lines are not run: what is wrong with them is said of the original.
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -60,7 +59,7 @@ def copies(request: pytest.FixtureRequest) -> Callable[[Callable[[Grade], None]]
     return run
 
 
-def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     for words in config.stash[WRITTEN].warnings:
         terminalreporter.line(f"warning: {words}")
 

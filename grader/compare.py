@@ -89,7 +89,7 @@ class Cause(NamedTuple):
     kind: str = ""
 
 
-def _equal(got: Any, expected: Any) -> bool:
+def _equal(got: object, expected: object) -> bool:
     """Return whether both are equal, and of one type: 1 is not True."""
     return type(got) is type(expected) and bool(np.all(got == expected))
 
@@ -176,6 +176,6 @@ def forgotten_waits(result: Result) -> Cause | None:
     return None
 
 
-def with_inputs(table: Mapping[str, Callable[..., Any]], *inputs: Any) -> dict[str, Left]:
+def with_inputs(table: Mapping[str, Callable[..., Left]], *inputs: object) -> dict[str, Left]:
     """Return a table of mistakes in which each function gets these inputs when its value is needed."""
     return {sentence: lambda left=left: left(*inputs) for sentence, left in table.items()}

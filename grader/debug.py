@@ -36,6 +36,7 @@ from grader.ranks.one_run import Debug
 from grader.ranks.outcome import Result
 from grader.ranks.running import STARTER
 from grader.session import Session
+from grader.wire.processes import path_of
 from grader.wire.request import Request
 
 # A socket that an interrupt has left open is no news to a student.
@@ -133,7 +134,7 @@ def terminal() -> Iterator[str]:
     try:
         path = os.ttyname(sys.stdin.fileno())
     except OSError:  # the terminal is one of another container
-        path = f"/proc/{os.getpid()}/fd/{sys.stdin.fileno()}"
+        path = path_of(sys.stdin.fileno())
     try:
         yield path
     finally:

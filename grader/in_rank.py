@@ -28,11 +28,11 @@ from grader.ranks.outcome import Result
 from grader.verdicts import Crashed, Deadlocked, Wrong
 from grader.wire.request import DEADLINE, RankFunction, Request, Source
 
-Uses = Sequence["Callable[..., Any] | type | str"]  # functions, classes, or paths of whole files
+Uses = Sequence["Callable[..., object] | type | str"]  # functions, classes, or paths of whole files
 
 
 def in_rank(
-    function: Callable[..., Any] | None = None, *, uses: Uses = (), preload: Sequence[str] = (), first: str = "",
+    function: Callable[..., object] | None = None, *, uses: Uses = (), preload: Sequence[str] = (), first: str = "",
     join: bool = True, allows: Sequence[str] = (),
 ) -> Any:  # fmt: skip
     """Mark a function `(context, lesson, inputs)` as one that runs in ranks. A generator's values become a list.
@@ -51,7 +51,7 @@ def in_rank(
     return RankFunction(function.__name__, sources, tuple(preload), first, join, tuple(allows))
 
 
-def source_of(item: Callable[..., Any] | type | str) -> Source:
+def source_of(item: Callable[..., object] | type | str) -> Source:
     """Return the source of a function, a class or a file, with the place that tracebacks show."""
     if isinstance(item, str):
         return Source(item, 0, (ROOT / item).read_text(encoding="utf-8").split("\n"))
@@ -63,7 +63,7 @@ def source_of(item: Callable[..., Any] | type | str) -> Source:
 
 
 def run(
-    grade: Grade, function: RankFunction, inputs: Sequence[Any], hints: Mapping[str, str] | None = None,
+    grade: Grade, function: RankFunction, inputs: Sequence[object], hints: Mapping[str, str] | None = None,
     why_stuck: Callable[[Result], str] = why_stuck, where: str = "", **arguments: Any,
 ) -> Result:  # fmt: skip
     """Run a function on as many ranks as there are inputs. Raises the verdict if it does not return on every rank.
@@ -88,8 +88,8 @@ def run(
 
 
 def run_to_any_end(
-    grade: Grade, function: RankFunction, inputs: Sequence[Any], *, file: str = "", payloads: bool = True,
-    measures: bool = False, deadline: float = DEADLINE, **arguments: Any,
+    grade: Grade, function: RankFunction, inputs: Sequence[object], *, file: str = "", payloads: bool = True,
+    measures: bool = False, deadline: float = DEADLINE, **arguments: object,
 ) -> Result:  # fmt: skip
     """Run a function on the region's file, or another one of the student's, and return the result however it ended.
 
@@ -99,6 +99,6 @@ def run_to_any_end(
     return grade.result_of(request)
 
 
-def run_alone(grade: Grade, function: RankFunction, inputs: Sequence[Any], **arguments: Any) -> list[Any]:
+def run_alone(grade: Grade, function: RankFunction, inputs: Sequence[object], **arguments: object) -> list[Any]:
     """Return the values of a function in ranks that load no student's file: they may compute what is right."""
     return list(grade.session.result_of(Request(inputs, function=function, arguments=arguments)).values)

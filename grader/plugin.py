@@ -11,9 +11,8 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -60,6 +59,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="whose output to show: rank 0's (first) or every rank's (all)",
     )
     group.addoption("--no-network", action="store_true", help="skip tests that need a network; they give no points")
+    group.addoption(
+        "--start-method",
+        choices=("fork", "spawn"),
+        default="",
+        help="how ranks start; spawn takes longer (default: fork, where a process that has loaded torch can)",
+    )
     group.addoption("--seed", metavar="N", type=int, help="seed of the inputs, to repeat an earlier run")
 
 
@@ -82,6 +87,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.stash[SESSION] = Session(tree, course, config.getoption("--seed"))
     except InputError as error:
         raise pytest.UsageError(str(error)) from None
+    STARTER.start_method = config.getoption("--start-method")
     config.stash[ENTRIES], config.stash[COPIES] = {}, {}
     path = config.getoption("--report") or os.environ.get("COS598D_REPORT") or ""
     config.stash[WRITTEN] = report.Report(path, course.bonus_regions)
@@ -224,7 +230,7 @@ def grade(request: pytest.FixtureRequest) -> Grade:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Any:
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
     """Run a graded test only if its region is written and it can be graded here."""
     grade = pyfuncitem.funcargs.get("grade")
     if not isinstance(grade, Grade):
@@ -238,7 +244,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Any:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo) -> Any:
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Judge a graded test that has run, and let pytest show this verdict."""
     result = yield
     region = mark_of(item).region
@@ -303,7 +311,7 @@ def unpassed(course: Course, region: str, more: Sequence[str], entries: dict[str
     return next((need for need in course.all_needs(region, *more) if need in failed - {region}), "")
 
 
-def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Print messages, the table of points, and what to do next."""
     entries = list(config.stash[ENTRIES].values())
     if not entries:

@@ -4,7 +4,6 @@ import json
 import math
 import os
 from dataclasses import dataclass
-from typing import Any
 
 from common.epochs import mean_and_deviation, measured_epochs
 from common.workers.processor import disturbance
@@ -28,7 +27,7 @@ class Scaling:
     """What task 2b keeps in submit_figures/ of one run: time of an epoch (s), tokens per second of all workers."""
 
     batch: int
-    setting: dict[str, Any]
+    setting: dict[str, object]
     seconds: MeasuredRun
     speed: MeasuredRun
 

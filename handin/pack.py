@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import InputError
-from course.manifest import read_manifest
+from course.manifest import read_manifest, version_of
 from course.table import Course
 from course.zip_files import write_zip
 from handin.report import RunReport
@@ -48,6 +48,8 @@ def pack(
             files[f"figures/{picture.name}"] = picture.read_bytes()
     if points is not None:
         files["points.json"] = _points_without_messages(points)
+    if given := read_manifest(tree):
+        files["handout.json"] = json.dumps({"version": version_of(given["code"])}).encode() + b"\n"
     _refuse_existing(archive)  # grading takes minutes
     write_zip(dict(sorted(files.items())), archive)  # it appears only when it is complete
     shown = archive.relative_to(tree) if archive.is_relative_to(tree) else archive

@@ -5,19 +5,24 @@ written, so that the same report gives the same bytes.
 """
 
 import re
+import unicodedata
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 import matplotlib
+from fontTools.ttLib import TTFont, TTLibError
 from fpdf import FPDF, FontFace, TextStyle
 from fpdf.errors import FPDFException
 from markdown_it import MarkdownIt
 from markdown_it.common.utils import escapeHtml
 from markdown_it.token import Token
+from matplotlib import font_manager
 from PIL import Image
 
 FONTS = Path(matplotlib.get_data_path(), "fonts", "ttf")
+BOX = "\N{WHITE SQUARE}"  # in place of a letter that no font has
+NO_FONT = BOX + " stands for {} letters that no font of this machine has ({}). Install one, such as Noto Sans CJK."
 NO_DATE = datetime(2020, 1, 1, tzinfo=UTC)  # a PDF has to name one
 SIZE, SMALL = 10.0, 8.5  # points: of text, and of tables and code
 PADDING = 0.6  # millimetres around the text of a cell
@@ -56,7 +61,14 @@ def markdown_to_pdf(text: str, folder: Path, title: str, author: str) -> bytes:
     for family, file in {"Sans": "DejaVuSans", "Mono": "DejaVuSansMono"}.items():
         for style, name in {"": "", "B": "-Bold", "I": "-Oblique", "BI": "-BoldOblique"}.items():
             pages.add_font(family, style, FONTS / f"{file}{name}.ttf")
+    missing = add_fonts_for(text + title + author, pages)
+    pages.set_text_shaping(True)  # from right to left where a script runs so
     pages.add_page()
+    if missing:
+        text = "".join(BOX if letter in missing else letter for letter in text)
+        names = ", ".join(unicodedata.name(letter, f"U+{ord(letter):04X}") for letter in sorted(missing)[:5])
+        pages.set_font("Sans", size=SMALL)
+        pages.write_html(f"<p>{NO_FONT.format(len(missing), names)}</p>")
     for part in filter(str.strip, re.split(BEGINS, to_html(text, folder, pages))):
         picture = re.match(r'<p><img [^>]* height="(\d+)"', part)
         room = ROOM if part.startswith("<h") else ROOM_BELOW
@@ -70,6 +82,36 @@ def markdown_to_pdf(text: str, folder: Path, title: str, author: str) -> bytes:
             cells = re.sub(r"<[^>]*>", "", re.sub("</t[hd]>", " | ", part))
             pages.write_html(f"<p>{cells}</p>", tag_styles=STYLES)
     return bytes(pages.output())
+
+
+def add_fonts_for(text: str, pages: FPDF) -> set[str]:
+    """Add fonts of this system for letters that ours lack, as in Chinese names. Return letters that none has."""
+    missing = {letter for letter in text if letter.isprintable()} - _letters_of(FONTS / "DejaVuSans.ttf")
+    found: list[str] = []
+    for path in sorted(font_manager.findSystemFonts(), key=_is_special) if missing else ():
+        try:
+            letters = _letters_of(Path(path)) & missing
+            if letters:
+                pages.add_font(f"Other{len(found)}", "", path)
+                found.append(f"Other{len(found)}")
+                missing -= letters
+        except (OSError, TTLibError, FPDFException, NotImplementedError):  # a font of a kind that fpdf2 cannot embed
+            continue
+        if not missing:
+            break
+    pages.set_fallback_fonts(found, exact_match=False)
+    return missing
+
+
+def _letters_of(font: Path) -> set[str]:
+    with TTFont(font, fontNumber=0, lazy=True) as opened:
+        return set(map(chr, opened.getBestCmap() or ()))
+
+
+def _is_special(path: str) -> tuple[bool, str]:
+    """Fonts for every script come first, bold and slanted ones last."""
+    name = Path(path).stem
+    return re.search("bold|black|light|thin|italic|oblique|serif", name, re.IGNORECASE) is not None, name
 
 
 def to_html(text: str, folder: Path, pages: FPDF) -> str:

@@ -5,7 +5,7 @@ A run is a folder with rank{r}.json of every worker; common/README.md describes 
 
 import json
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,7 +80,7 @@ class Runs:
         return [run for run in [*self.of(kind), *self.of(kind, demo=True)] if run.records[0].get("timeline")]
 
 
-def differences(one: dict[str, Any], other: dict[str, Any], but: Collection[str] = ()) -> list[str]:
+def differences(one: Mapping[str, object], other: Mapping[str, object], but: Collection[str] = ()) -> list[str]:
     """Return in what the settings of two runs, or two ranks, differ: "seed 42 vs. 7"."""
     keys = [key for key in one if key not in but and one[key] != other.get(key)]
     return [f"{key} {one[key]} vs. {other.get(key)}" for key in keys]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from common.errors import InputError
 
 LONGEST_STEM = 200  # bytes; a file system takes 255, suffix included
-_LINE = re.compile(r"<!-- student: ([A-Za-z0-9]+) (\S.*\S) -->")
+_LINE = re.compile(r"<!-- student: (\S+) (\S.*?) -->")
 
 
 @dataclass(frozen=True)
@@ -17,8 +17,10 @@ class Student:
 
     @property
     def stem(self) -> str:
-        """NetID_firstname_lastname, for the report and the archive."""
-        words = [re.sub(r"[^\w-]", "", word) for word in self.name.split()]
+        """NetID_firstname_lastname, for the report and the archive. Marks belong to letters in many scripts."""
+        words = [
+            "".join(c for c in word if c in "_-" or unicodedata.category(c)[0] in "LMN") for word in self.name.split()
+        ]
         return "_".join([self.netid, *filter(None, words)])
 
     @property
@@ -28,12 +30,12 @@ class Student:
 
 
 def make_student(netid: str, name: str) -> Student:
-    """Raises InputError where no file name with first and last name can be made."""
-    netid, name = netid.strip(), unicodedata.normalize("NFC", " ".join(name.split()))
-    if not re.fullmatch(r"[A-Za-z0-9]+", netid):
-        raise InputError(f"--netid: expected letters and digits, such as ab1234; got {netid!r}")
-    if "--" in name or not all(re.search(r"[^\W\d_]", word) for word in name.split()) or len(name.split()) < 2:
-        raise InputError(f'--name: expected first and last name, such as --name "First Last"; got {name!r}')
+    """Raises InputError where no file name can be made of them. A name may be one word, in any script."""
+    netid, name = unicodedata.normalize("NFC", netid.strip()), unicodedata.normalize("NFC", " ".join(name.split()))
+    if not re.fullmatch(r"\w([\w.@+-]*\w)?", netid) or "--" in netid:
+        raise InputError(f"--netid: expected letters, digits, dots and hyphens, such as ab1234; got {netid!r}")
+    if "--" in name or not re.search(r"[^\W_]", name):
+        raise InputError(f'--name: expected a name, such as --name "First Last"; got {name!r}')
     student = Student(netid, name)
     if (length := len(student.stem.encode())) > LONGEST_STEM:
         raise InputError(f"--netid, --name: expected at most {LONGEST_STEM} bytes for a file's name, got {length}")

@@ -1,6 +1,6 @@
 """The section on task 4: traffic observed and expected for each batch size, as task4_traffic/compare.py reads it."""
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from cluster.emulate import why_not
 from common.errors import InputError
@@ -8,6 +8,9 @@ from handin.bert import losses_table
 from handin.figures import ReportFigures
 from handin.findings import Findings, check_comparable, iteration_time, table, text
 from handin.records import Run, Runs
+
+if TYPE_CHECKING:
+    from task4_traffic.compare import TrafficRun
 
 BATCHES = (64, 32, 16)  # of all workers together, what the course asks for
 MAY_DIFFER = ("total batch", "dropout", "learning rate", "steps of the schedule", "machine", "model", "parameters")
@@ -56,7 +59,7 @@ def traffic(runs: Runs, findings: Findings, figures: ReportFigures) -> str:
     ])  # fmt: skip
 
 
-def _read(run: Run, findings: Findings) -> Any:
+def _read(run: Run, findings: Findings) -> "TrafficRun | None":
     """Return task 4's own view of a run; None, and a doubt, where there is none. It calls the student's expected.py."""
     from task4_traffic import compare
 

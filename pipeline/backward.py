@@ -23,7 +23,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from threading import Semaphore
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -32,10 +32,13 @@ from torch.autograd.function import once_differentiable
 from pipeline.dropout_seeds import draw_seed, own_random_numbers
 from pipeline.worker import Task, create_workers
 
+if TYPE_CHECKING:
+    from pipeline.pipe import Pipe
+
 _current_run: ContextVar["SplitRun | None"] = ContextVar("current_run", default=None)
 
 
-def call_with_overlapping_backward(pipe: Any, forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+def call_with_overlapping_backward(pipe: "Pipe", forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """Return forward(x), as a tensor whose backward runs in the workers of `pipe`."""
     run = SplitRun(pipe, x)
     token = _current_run.set(run)  # every Task created from here on takes the run with it to its worker
@@ -84,7 +87,7 @@ class ModelCut:
 class SplitRun:
     """One call of a pipe: what its workers did, and how to run it backwards."""
 
-    def __init__(self, pipe: Any, x: Tensor) -> None:
+    def __init__(self, pipe: "Pipe", x: Tensor) -> None:
         self.pipe = pipe
         self.input = x.detach().requires_grad_(x.requires_grad)
         self.output = self.input
@@ -205,11 +208,11 @@ class _Alias(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(ctx: object, x: Tensor) -> Tensor:
         return x.detach()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+    def backward(ctx: object, gradient: Tensor) -> Tensor:
         return gradient
 
 
@@ -251,7 +254,7 @@ def _cuts_behind(tensor: Tensor, cut_of: dict[int, ModelCut]) -> list[ModelCut]:
 
 
 @contextlib.contextmanager
-def _fresh_workers_after_an_error(pipe: Any) -> Iterator[None]:
+def _fresh_workers_after_an_error(pipe: "Pipe") -> Iterator[None]:
     """After an error (or Ctrl-C), results may be left in the queues; the next call must not take them."""
     try:
         yield

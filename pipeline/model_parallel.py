@@ -188,7 +188,7 @@ class GPT2LMHeadModelParallel(GPT2LMHeadModel):
         """Make a pipeline of the blocks; see GPT2ModelParallel._prepare_pipeline_parallel."""
         self.transformer._prepare_pipeline_parallel(split_size)
 
-    def forward(self, input_ids: Tensor, labels: Tensor | None = None, **inputs: Any) -> CausalLMOutput:
+    def forward(self, input_ids: Tensor, labels: Tensor | None = None, **inputs: object) -> CausalLMOutput:
         """input_ids (B, T), labels (B, T) with -100 where no loss is wanted -> loss, logits (B, T, V).
 
         The loss is computed over the whole batch, so micro-batches of unequal size have the right weight.

@@ -30,14 +30,14 @@ class Task:
     workers would build graphs even under torch.no_grad().
     """
 
-    def __init__(self, compute: Callable[[], Any]) -> None:
-        self._compute: Callable[[], Any] | None = compute
+    def __init__(self, compute: Callable[[], object]) -> None:
+        self._compute: Callable[[], object] | None = compute
         self._context = contextvars.copy_context()
         self._grad_enabled = torch.is_grad_enabled()
         kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
         self._autocast = {kind: torch.get_autocast_dtype(kind) for kind in kinds}
 
-    def compute(self) -> Any:
+    def compute(self) -> object:
         """Call the function, once, and release it: a result that is never collected keeps its task alive."""
         compute, self._compute = self._compute, None
         context, self._context = self._context, contextvars.Context()
@@ -110,7 +110,7 @@ def _work(device: torch.device, num_threads: int, tasks: SimpleQueue, out_queue:
         torch.cuda.set_device(device)
     while (task := tasks.get()) is not None:
         try:
-            result: tuple[bool, Any] = (True, (task, task.compute()))
+            result: tuple[bool, object] = (True, (task, task.compute()))
         except BaseException:  # any exception: the caller waits for a result
             result = (False, sys.exc_info())
         if (results := out_queue()) is not None:

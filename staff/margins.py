@@ -18,7 +18,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from types import FrameType
 
 import pytest
 
@@ -31,11 +31,11 @@ Ratios = dict[str, float]  # "file:line" of the comparison -> its largest ratio
 largest: Ratios = {}
 
 
-def with_margins(agrees: Callable[..., bool], scaled: Callable[..., tuple[Any, ...]]) -> Callable[..., bool]:
+def with_margins(agrees: Callable[..., bool], scaled: Callable[..., tuple]) -> Callable[..., bool]:
     """Record each comparison: the smallest part of its limit with which it would still agree."""
 
     @functools.wraps(agrees)
-    def recorded(*arguments: Any, **named: Any) -> bool:
+    def recorded(*arguments: object, **named: object) -> bool:
         answer = agrees(*arguments, **named)
         if answer and (place := place_in_tests()):
             low, high = 0.0, 1.0
@@ -50,21 +50,23 @@ def with_margins(agrees: Callable[..., bool], scaled: Callable[..., tuple[Any, .
 
 def place_in_tests() -> str:
     """Return file and line of the test that compares; "" if it is none."""
-    frame: Any = sys._getframe(2)
+    frame: FrameType | None = sys._getframe(2)
     while frame and f"{os.sep}tests{os.sep}" not in frame.f_code.co_filename:
         frame = frame.f_back
     return f"{Path(frame.f_code.co_filename).relative_to(ROOT)}:{frame.f_lineno}" if frame else ""
 
 
-def scaled_close(part: float, got: Any, expected: Any, tolerance: Tolerance = arithmetic.FLOAT32) -> tuple[Any, ...]:
+def scaled_close(
+    part: float, got: object, expected: object, tolerance: Tolerance = arithmetic.FLOAT32
+) -> tuple[object, object, Tolerance]:
     limit = None if tolerance.limit is None else part * tolerance.limit
     return got, expected, Tolerance(tolerance.total, part * tolerance.slack, limit)
 
 
-def scaled_last(default: float) -> Callable[..., tuple[Any, ...]]:
+def scaled_last(default: float) -> Callable[..., tuple]:
     """The third argument is the limit."""
 
-    def scaled(part: float, got: Any, expected: Any, limit: float = default, *others: Any) -> tuple[Any, ...]:
+    def scaled(part: float, got: object, expected: object, limit: float = default, *others: object) -> tuple:
         return got, expected, part * limit, *others
 
     return scaled

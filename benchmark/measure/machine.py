@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from common.paths import ROOT
-from task4_traffic.counters import KERNEL, read_kernel
+from task4_traffic.counters import interface_counters
 
 
 def environment() -> dict:
@@ -65,7 +65,7 @@ def machine_words(begin: dict) -> str:
 
 def interface_bytes() -> int | None:
     """Bytes that this node's eth0 has sent; None on a machine without it, which is no emulated node."""
-    counters = read_kernel(KERNEL.read_text()).get("eth0")
+    counters = interface_counters().get("eth0")
     return counters[1] if counters else None
 
 

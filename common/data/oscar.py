@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -31,6 +31,9 @@ from common.data.sample_data import oscar_sample_file
 from common.errors import InputError
 from common.models.load import tokenizer_fingerprint
 from common.paths import cache_dir
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 VERSION = 3  # part of the cached folder's name: increase it with every change to the files
 SIZE = 100_000_000  # bytes of text, as the course's GPT-2 project takes
@@ -82,12 +85,12 @@ class OscarData:
     validation: TokenBlocks  # empty where there are too few documents for it
 
 
-def load_blocks(config: Gpt2Config, tokenizer: Any) -> OscarData:
+def load_blocks(config: Gpt2Config, tokenizer: "PreTrainedTokenizerFast") -> OscarData:
     """Return training and validation text of a run, in blocks of --model_max_length tokens; see read_blocks."""
     return read_blocks(config.data_dir or oscar_sample_file(), tokenizer, config.model_max_length)
 
 
-def read_blocks(path: Path, tokenizer: Any, block_size: int) -> OscarData:
+def read_blocks(path: Path, tokenizer: "PreTrainedTokenizerFast", block_size: int) -> OscarData:
     """Return training and validation text, in blocks of T tokens.
 
     Args:
@@ -120,7 +123,7 @@ def is_made(folder: Path) -> bool:
     return any((folder / name).exists() for name in ("manifest.json", "train.bin"))
 
 
-def _tokenised_in_cache(text: Path, tokenizer: Any) -> Path:
+def _tokenised_in_cache(text: Path, tokenizer: "PreTrainedTokenizerFast") -> Path:
     """Return the token blocks of a file or folder of text; tokenise it now if it is not in the cache."""
     files = find_files([text])
     states = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
@@ -135,7 +138,9 @@ def _tokenised_in_cache(text: Path, tokenizer: Any) -> Path:
     return cached(folder, build)
 
 
-def write_folder(folder: Path, files: Sequence[str | Path], tokenizer: Any, size: int | None) -> Manifest:
+def write_folder(
+    folder: Path, files: Sequence[str | Path], tokenizer: "PreTrainedTokenizerFast", size: int | None
+) -> Manifest:
     """Tokenise the first `size` bytes of text (None: all) into `folder`. Raises InputError if there is no text."""
     if tokenizer.eos_token_id is None:
         raise InputError(
@@ -168,7 +173,7 @@ def write_folder(folder: Path, files: Sequence[str | Path], tokenizer: Any, size
     return manifest
 
 
-def encode(texts: list[str], tokenizer: Any) -> list[list[int]]:
+def encode(texts: list[str], tokenizer: "PreTrainedTokenizerFast") -> list[list[int]]:
     """Return the ids of each text. "<|endoftext|>" inside a text is ordinary text; nothing is cut or padded."""
     return tokenizer(texts, add_special_tokens=False, split_special_tokens=True, verbose=False)["input_ids"]
 

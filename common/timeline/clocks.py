@@ -11,13 +11,13 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
+from common.linux import boot_id
+
 EXCHANGES = 20
-BOOT = Path("/proc/sys/kernel/random/boot_id")  # changes at every boot
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Clock:
 
 def this_machine() -> str:
     """Return a name that no other machine has."""
-    return BOOT.read_text().strip() if BOOT.exists() else socket.gethostname()
+    return boot_id() or socket.gethostname()
 
 
 def read_clocks(device: torch.device, machine: str = "", now: Callable[[], float] = time.time) -> list[Clock] | None:

@@ -48,7 +48,7 @@ class Channel:
         """For select."""
         return self._connection.fileno()
 
-    def send(self, **message: Any) -> None:
+    def send(self, **message: object) -> None:
         with self._sending, contextlib.suppress(OSError):
             self._connection.sendall(json.dumps(message).encode() + b"\n")
 
@@ -75,7 +75,7 @@ class Channel:
     __del__ = close
 
 
-def _parsed(line: bytes) -> Any:
+def _parsed(line: bytes) -> object:
     with contextlib.suppress(ValueError):
         return json.loads(line)
     return None  # not one of ours: a port scan, for instance

@@ -72,7 +72,7 @@ def noted_calls(pulse: Pulse, file: int) -> Iterator[None]:
     numbers: Counter[str] = Counter()  # group -> its collectives so far
 
     def noted(method: Callable, name: str, argument: int | None) -> Callable:
-        def call(group: dist.ProcessGroup, *arguments: Any, **keywords: Any) -> Any:
+        def call(group: dist.ProcessGroup, *arguments: object, **keywords: object) -> object:
             number = 0
             if name not in MESSAGES:
                 number = numbers[group.group_name] = numbers[group.group_name] + 1

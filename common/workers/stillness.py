@@ -1,14 +1,10 @@
 """For how long a rank has made no progress: no batch, no phase, no call, and neither computing nor a transfer."""
 
-import contextlib
-import os
-import socket
-import struct
 import threading
 import time
 from collections.abc import Iterable
-from pathlib import Path
 
+from common.linux import bytes_moved
 from common.workers.collectives import pending, uses_nccl
 from common.workers.frames import frame_of, frames_of
 from common.workers.pulse import Pulse
@@ -17,7 +13,6 @@ TICK_SECONDS = 0.5
 WORK_SECONDS = 0.01  # of the CPU in a tick; a process that waits in gloo uses 0.001
 MUCH_LONGER = 10  # times as long, a rank that computes may stay in one step
 DEBUGGERS = ("bdb.py", "pdb.py", "debugpy", "pydevd")  # in the path of a frame
-ACKNOWLEDGED_AND_RECEIVED = 120  # offset of tcpi_bytes_acked and tcpi_bytes_received in Linux' struct tcp_info
 
 
 class Stillness:
@@ -55,19 +50,3 @@ class Stillness:
             # A thread that waits for a GPU uses the CPU.
             return self._in_this_step >= self._limit and uses_nccl() and bool(pending())
         return True
-
-
-def bytes_moved(but: Iterable[int]) -> int:
-    """Return the bytes sent and received on the TCP connections of this process; 0 where Linux' /proc is missing.
-
-    On a slow link, a thread that waits for a large tensor uses no more of the CPU than in a deadlock.
-    """
-    moved = 0
-    for entry in Path("/proc/self/fd").glob("*"):
-        with contextlib.suppress(OSError, struct.error):
-            if int(entry.name) not in set(but) and os.readlink(entry).startswith("socket:"):
-                with socket.socket(fileno=os.dup(int(entry.name))) as connection:
-                    if connection.family != socket.AF_UNIX and connection.type == socket.SOCK_STREAM:
-                        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-                        moved += sum(struct.unpack_from("QQ", info, ACKNOWLEDGED_AND_RECEIVED))
-    return moved

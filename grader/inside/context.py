@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -30,7 +29,7 @@ class Context:
         self.during = ""  # what is going on, for the message if it fails
         self._wire = wire
         self._loaded = 0
-        self._scattered: list[Any] = []
+        self._scattered: list[object] = []
 
     def load(self, path: str) -> ModuleType:
         """Run a file of the student's tree as a fresh module. What it raises, a SystemExit included, ends the rank;
@@ -59,7 +58,7 @@ class Context:
         It makes parameters and frees half of them in a random order: new parameters take their places in this order.
         """
         dice = random.SystemRandom()
-        objects: list[Any] = [torch.nn.Parameter(torch.empty(1)) for _ in range(PARAMETERS)]
+        objects: list[object] = [torch.nn.Parameter(torch.empty(1)) for _ in range(PARAMETERS)]
         dice.shuffle(objects)
         self._scattered += [objects.pop() for _ in range(PARAMETERS // 2)]
         while objects:
@@ -93,7 +92,7 @@ class Context:
         original = getattr(owner, attribute)
 
         @functools.wraps(original)
-        def spied(*arguments: object, **keywords: object) -> Any:
+        def spied(*arguments: object, **keywords: object) -> object:
             self.event(name or attribute, **(note(*arguments, **keywords) if note else {}))
             return original(*arguments, **keywords)
 

@@ -7,7 +7,6 @@ import bdb
 import functools
 import inspect
 import sys
-from typing import Any
 
 from torch.utils.data import DataLoader
 
@@ -28,7 +27,7 @@ def load_in_one_process() -> None:
     init = DataLoader.__init__
 
     @functools.wraps(init)
-    def without_workers(self: Any, *arguments: Any, **keywords: Any) -> None:
+    def without_workers(self: object, *arguments: object, **keywords: object) -> None:
         given = inspect.signature(init).bind(self, *arguments, **keywords)
         if given.arguments.get("num_workers"):
             print("note: the graders load data with num_workers=0", file=sys.stderr)

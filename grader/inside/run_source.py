@@ -62,7 +62,7 @@ def _unlike_other_ranks() -> None:
     np.random.seed()
 
 
-def call_function(job: Job, context: Context) -> Any:
+def call_function(job: Job, context: Context) -> object:
     """Load the student's file, then return what the function returns; for a generator, the list of its values.
 
     Without a function, only the file is loaded: to see whether it can be. The sources share one namespace, which is no

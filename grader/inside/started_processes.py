@@ -13,7 +13,6 @@ from multiprocessing import context as contexts
 from multiprocessing import popen_fork
 from multiprocessing.reduction import ForkingPickler
 from types import ModuleType
-from typing import Any
 
 
 class NotPicklableError(TypeError):
@@ -26,7 +25,7 @@ class _Fresh:
     It is pickled now, in its parent. begin_again: called in the child, before it unpickles.
     """
 
-    def __init__(self, process: Any, environment: dict[str, str], begin_again: Callable[[], None]) -> None:
+    def __init__(self, process: object, environment: dict[str, str], begin_again: Callable[[], None]) -> None:
         self._environment, self._begin_again = environment, begin_again
         contexts.set_spawning_popen(self)  # type: ignore[arg-type] # locks and queues can be pickled only in a start
         try:
@@ -60,7 +59,7 @@ def start_afresh(lesson: ModuleType, prepare: Callable[[], None] = lambda: None)
         lesson.__spec__.loader.exec_module(lesson)
         prepare()
 
-    def popen(environment: Callable[[], dict[str, str]]) -> Any:
+    def popen(environment: Callable[[], dict[str, str]]) -> object:
         return staticmethod(lambda process: popen_fork.Popen(_Fresh(process, environment(), begin_again)))  # type: ignore
 
     now = os.environ.copy  # a plain dictionary; cached, it is that of the first start

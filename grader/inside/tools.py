@@ -2,7 +2,7 @@
 
 import contextlib
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ __all__ = [
 ]  # fmt: skip
 
 
-def copy_of(value: object) -> Any:
+def copy_of(value: object) -> Tensor | None:
     """Return a copy of a tensor as it is now, None for anything else."""
     return value.detach().clone() if isinstance(value, Tensor) else None
 
@@ -30,7 +30,7 @@ def dtype_of(value: object) -> str:
     return str(value.dtype).removeprefix("torch.") if isinstance(value, Tensor) else type(value).__name__
 
 
-def tensors_of(value: object) -> Any:
+def tensors_of(value: object) -> list[Tensor | None] | str:
     """Return copies of a list of tensors, or the class of anything else."""
     if isinstance(value, list | tuple) and all(isinstance(item, Tensor) for item in value):
         return [copy_of(item) for item in value]
@@ -44,7 +44,7 @@ def own_group(context: Context) -> dist.ProcessGroup | None:
     return next((group for group, ranks in zip(made, groups, strict=True) if context.rank in ranks), None)
 
 
-def surroundings(model: nn.Module, modules: Any = None) -> dict[str, Any]:
+def surroundings(model: nn.Module, modules: Iterable[nn.Module] | None = None) -> dict[str, object]:
     """Return what must not change when a function averages gradients, joins a group, or wraps a model."""
     return {
         "the state of torch's random generator": torch.get_rng_state().tolist(),

@@ -1,4 +1,5 @@
-"""The zygote: a process with torch loaded and one thread, which forks each rank in milliseconds.
+"""The zygote: a process with torch loaded and one thread, which forks each rank in milliseconds. Where such a process
+cannot fork, it starts ranks as new processes, see spawn.py.
 
 One zygote serves one grader process, over one socket. When that socket closes, for whatever reason, the zygote kills
 all that it ever started, and exits. Its requests: "run" (with the ranks' descriptors) forks the ranks, "stacks" lets
@@ -6,7 +7,6 @@ them write where they are, "end" kills what is left of them. It reports "ready",
 """
 
 import contextlib
-import ctypes
 import faulthandler
 import os
 import resource
@@ -20,10 +20,9 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import NoReturn
 
-from grader.inside import preload
+from grader.inside import preload, spawn
 from grader.inside.find import ROOT, find_function
 from grader.wire import values
 from grader.wire.processes import (
@@ -34,12 +33,14 @@ from grader.wire.processes import (
     PER_RANK,
     SUBREAPER,
     descendants,
+    give_back_blocks_from,
     kill_all,
+    limit_growth,
     prctl,
+    threads,
 )  # fmt: skip
 from grader.wire.values import Fields
 
-M_MMAP_THRESHOLD = -3  # of mallopt
 OWN_PAGES = 128 << 10  # bytes; a tensor of this size has pages of its own where memory is measured
 MOST_MEMORY = 1 << 30  # bytes that a rank may take for itself; a right solution needs a tenth
 MOST_DESCRIPTORS = 256  # a zygote has fewer
@@ -80,8 +81,9 @@ def confine(rank: int, folder: str, allows: Sequence[str], measured: bool, build
 class Zygote:
     """Serves the grader at the other end of `control`, one run at a time."""
 
-    def __init__(self, control: socket.socket, walls: Walls) -> None:
-        self.control, self.walls = control, walls
+    def __init__(self, control: socket.socket, walls: Walls, forks: bool = True) -> None:
+        self.control, self.walls, self.forks = control, walls, forks
+        self.spares = spawn.Spares()
         self.ranks: dict[int, int] = {}  # pid -> rank, of the ranks that live
         self.folder = ""
         self.loaded = {preload.FIRST}
@@ -98,6 +100,8 @@ class Zygote:
         """Serve requests until the grader closes its end."""
         self.report(kind="ready")
         try:
+            if not self.forks:
+                self.spares.fill()
             while True:
                 readable, _, _ = select.select([self.control, self.wakeup], [], [])
                 if self.wakeup in readable:
@@ -115,30 +119,49 @@ class Zygote:
         self.control.sendall(values.pack(message))
 
     def run(self, request: dict) -> None:
-        """Fork the ranks. Each gets a temporary folder and its descriptors, which came along with the request."""
+        """Start the ranks. Each gets a temporary folder and its descriptors, which came along with the request."""
         size = request["world_size"]
         _, fds, _, _ = socket.recv_fds(self.control, 1, PER_RANK * size)
-        self._load(request["preload"], request["given"])
-        assert len(os.listdir("/proc/self/task") if sys.platform == "linux" else "1") == 1, "a thread would be lost"
         self.folder = tempfile.mkdtemp(prefix="ranks-")
-        for rank in range(size):
-            folder = os.path.join(self.folder, f"rank{rank}-{secrets.token_hex(8)}")
+        folders = [os.path.join(self.folder, f"rank{rank}-{secrets.token_hex(8)}") for rank in range(size)]
+        for folder in folders:
             os.mkdir(folder)
+        own_fds = [fds[PER_RANK * rank : PER_RANK * (rank + 1)] for rank in range(size)]
+        pids = self._fork(request, folders, own_fds) if self.forks else self._spawn(request, folders, own_fds)
+        self.ranks = {pid: rank for rank, pid in enumerate(pids)}
+        for fd in fds:
+            os.close(fd)
+        self.report(kind="started", folder=self.folder, pids=pids)
+
+    def _fork(self, request: dict, folders: list[str], own_fds: list[list[int]]) -> list[int]:
+        self._load(request["preload"], request["given"])
+        assert threads() == 1, "another one would be lost"
+        pids = []
+        for rank, folder in enumerate(folders):
             pid = os.fork()
             if pid == 0:
-                own_fds = fds[PER_RANK * rank : PER_RANK * (rank + 1)]
                 if request["measures"]:
                     prepare_to_be_measured()
                 limit_memory()
                 if request["given"] != self.given:
                     preload.forget_common()
-                terminal = request["terminals"].get(str(rank), "")
                 walls = partial(confine, rank, folder, request["allows"], request["measures"], self.walls)
-                become_rank(walls, terminal, *own_fds)
-            self.ranks[pid] = rank
-        for fd in fds:
-            os.close(fd)
-        self.report(kind="started", folder=self.folder, pids=[*self.ranks])
+                become_rank(walls, request["terminals"].get(str(rank), ""), *own_fds[rank])
+            pids.append(pid)
+        return pids
+
+    def _spawn(self, request: dict, folders: list[str], own_fds: list[list[int]]) -> list[int]:
+        starts = [
+            {
+                "rank": rank,
+                "folder": folder,
+                "terminal": request["terminals"].get(str(rank), ""),
+                "preload": request["preload"],
+                "measures": request["measures"],
+            }
+            for rank, folder in enumerate(folders)
+        ]
+        return self.spares.take(starts, own_fds)
 
     def _load(self, needed: Sequence[str], given: Fields | None) -> None:
         """Load the groups that a run needs, if they are not loaded."""
@@ -159,17 +182,17 @@ class Zygote:
         self.sweep()
         self.report(kind="gone")
 
-    def reap(self) -> bool:
-        """Report every rank that has ended, and wait for dead orphans. Return False once there are no children."""
+    def reap(self) -> None:
+        """Report every rank that has ended, and wait for dead orphans."""
         with contextlib.suppress(ChildProcessError):
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
                 if pid == 0:
-                    return True
+                    return
+                self.spares.forget(pid)
                 if pid in self.ranks:
                     with contextlib.suppress(OSError):  # the grader has ended, and closed its end
                         self.report(kind="exit", rank=self.ranks.pop(pid), code=os.waitstatus_to_exitcode(status))
-        return False
 
     def sweep(self) -> None:
         """Kill everything the ranks have started, and remove their folder.
@@ -177,7 +200,7 @@ class Zygote:
         The zygote is the ancestor of them all, double forks and new sessions included, because it is a subreaper.
         """
         limit = time.monotonic() + KILL_TIME
-        while self.reap() and time.monotonic() < limit:
+        while (self.descendants_left() or self.ranks) and time.monotonic() < limit:
             kill_all(self.descendants_left)
         if self.folder:
             shutil.rmtree(self.folder, ignore_errors=True)
@@ -186,23 +209,18 @@ class Zygote:
     def descendants_left(self) -> set[int]:
         """Return the processes that ranks have started and that still run."""
         self.reap()
-        return descendants(os.getpid(), set(self.ranks))
+        return descendants(os.getpid(), set(self.ranks)) - self.spares.lines.keys()
 
 
 def prepare_to_be_measured() -> None:
     """Let a rank hide nothing in files, which hold no byte, and give back the memory of a tensor that it frees."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    if sys.platform == "linux":
-        with contextlib.suppress(AttributeError):  # a libc that has no such function
-            ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, OWN_PAGES)
+    give_back_blocks_from(OWN_PAGES)
 
 
 def limit_memory() -> None:
     """Let a loop that fills memory end with a MemoryError in its own line, before the machine has none left."""
-    if sys.platform == "linux":
-        status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-        most = int(status["VmData"].split()[0]) * 1024 + MOST_MEMORY
-        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+    limit_growth(MOST_MEMORY)
 
 
 def become_rank(
@@ -244,16 +262,23 @@ def become_rank(
         os._exit(code)
 
 
-def main(descriptor: int) -> None:
-    """Load what every rank needs, then serve the grader on an inherited descriptor."""
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(resource.RLIMIT_AS, (hard, hard))  # a limit that the grader has for its own memory
+def main(descriptor: int, start_method: str) -> None:
+    """Load what every rank needs, then serve the grader on an inherited descriptor.
+
+    `start_method` of ranks: "fork", "spawn", or "" for fork where that works.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    if soft != hard:  # a limit that the grader has for its own memory
+        resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
     sys.path.remove(ROOT)  # from here on a student's `common` must not be found beside the grader's
-    preload.load(preload.FIRST)
+    words = os.environ.pop(CONFINE, "")
+    forks = start_method != "spawn" or bool(words)  # walls are Linux's, and built in a forked rank
+    if forks:
+        preload.load(preload.FIRST)
+        forks = sys.platform == "linux" or start_method == "fork" or spawn.can_fork()
     sys.dont_write_bytecode = True  # a student's tree stays as it is
     prctl(SUBREAPER, 1)
-    words = os.environ.pop(CONFINE, "")
     if words:
         prctl(DUMPABLE, 0)  # ranks must not read this memory, which may hold the graders' secrets
-    Zygote(socket.socket(fileno=descriptor), walls_named(words)).serve()
+    Zygote(socket.socket(fileno=descriptor), walls_named(words), forks).serve()
     os._exit(0)  # skips the cleanup of torch and transformers, which takes half a second

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
 from itertools import accumulate, pairwise
-from typing import Any
 
 import numpy as np
 
@@ -214,7 +213,7 @@ def _reduced(calls: list[Call]) -> bytes:
 def disagreement(calls: list[Call]) -> str:
     """Say in a line what the members of a collective, or a send and its recv, disagree on; "" if they agree."""
     pair = calls[0].point_to_point  # a send's root is its receiver and the other way round
-    aspects: dict[str, Callable[[Call], Any]] = {
+    aspects: dict[str, Callable[[Call], object]] = {
         "roots": lambda call: None if pair else call.root,
         "reductions": lambda call: call.reduce,
         "shapes": lambda call: None if call.name == "all_to_all" else call.shape,

@@ -2,7 +2,6 @@
 
 import os
 import socket
-from typing import Any
 
 from grader.ranks.outcome import Failure
 from grader.wire import values
@@ -45,7 +44,7 @@ class Peer:
         self.outgoing = bytearray()
         self.listening = True
         self.ending = ""  # the kind of its last message: "returned" or "raised"
-        self.value: Any = None
+        self.value: object = None
         self.error: Failure | None = None
         self.never_waited: list[int] = []
         self.code: int | None = None  # exit code once it has ended, negative for a signal

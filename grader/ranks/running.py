@@ -31,6 +31,7 @@ class Starter:
 
     def __init__(self) -> None:
         self.zygote: ZygoteProcess | None = None
+        self.start_method = ""  # of ranks: "fork", "spawn", or "" for fork where that works
         self.lasts = False  # whether one zygote serves all pytest runs of this process
 
     def start(self) -> None:
@@ -38,7 +39,7 @@ class Starter:
         if self.zygote is not None and self.zygote.process.poll() is not None:
             self.stop()  # it was killed
         if self.zygote is None:
-            self.zygote = ZygoteProcess()
+            self.zygote = ZygoteProcess(self.start_method)
             atexit.register(self.stop)
 
     def stop(self) -> None:

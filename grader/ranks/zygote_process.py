@@ -23,14 +23,17 @@ NOT_INHERITED = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT
 class ZygoteProcess:
     """The grader's end of its zygote."""
 
-    def __init__(self) -> None:
+    def __init__(self, start_method: str = "") -> None:
         self.control, zygote_end = socket.socketpair()
-        code = "import sys; sys.path.append(sys.argv[1]); from grader.inside.zygote import main; main(int(sys.argv[2]))"
+        code = (
+            "import sys; sys.path.append(sys.argv[1]); "
+            "from grader.inside.zygote import main; main(int(sys.argv[2]), sys.argv[3])"
+        )
         environment = {name: value for name, value in os.environ.items() if name not in NOT_INHERITED}
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the process)
         with zygote_end:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-c", code, str(ROOT), str(zygote_end.fileno())],
+                [sys.executable, "-P", "-c", code, str(ROOT), str(zygote_end.fileno()), start_method],
                 pass_fds=[zygote_end.fileno()],
                 env=environment | ENVIRONMENT,
                 stdin=subprocess.DEVNULL,

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import os
+import resource
 import signal
 import sys
 import time
@@ -13,6 +14,7 @@ CONFINE = "COS598D_CONFINE"  # "package.module:function policy": builds the wall
 KILL_TIME = 5  # seconds a killed process may take to be gone: one that the kernel holds must not hold the grader
 PER_RANK = 4  # descriptors: the connection to the grader, stdout, stderr, stack
 PDEATHSIG, DUMPABLE, SUBREAPER = 1, 4, 36  # of prctl(2)
+M_MMAP_THRESHOLD = -3  # of mallopt(3)
 
 
 def prctl(option: int, *values: object) -> int:
@@ -24,6 +26,31 @@ def prctl(option: int, *values: object) -> int:
     if result < 0:
         raise OSError(ctypes.get_errno(), f"prctl {option}: {os.strerror(ctypes.get_errno())}")
     return int(result)
+
+
+def threads() -> int:
+    """Return the number of threads of this process; 1 where the system does not say."""
+    return len(os.listdir("/proc/self/task")) if sys.platform == "linux" else 1
+
+
+def give_back_blocks_from(size: int) -> None:
+    """Let freed blocks of `size` bytes or more leave the process, if this is Linux' C library."""
+    if sys.platform == "linux":
+        with contextlib.suppress(AttributeError):  # a libc that has no such function
+            ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, size)
+
+
+def limit_growth(most: int) -> None:
+    """Let this process take at most so many more bytes of memory; a limit that other systems do not have."""
+    if sys.platform == "linux":
+        status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+        limit = int(status["VmData"].split()[0]) * 1024 + most
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+
+def path_of(descriptor: int) -> str:
+    """Return a path by which another process opens a descriptor of this one, on Linux."""
+    return f"/proc/{os.getpid()}/fd/{descriptor}"
 
 
 def kill_all(find: Callable[[], Iterable[int]]) -> set[int]:

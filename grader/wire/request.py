@@ -48,7 +48,7 @@ class Request:
         libraries: groups of grader/inside/preload.py that loading the file needs.
     """
 
-    inputs: Sequence[Any]
+    inputs: Sequence[object]
     file: str = ""
     function: RankFunction | None = None
     arguments: Fields = field(default_factory=dict)

@@ -6,6 +6,7 @@ that says so, and costs nobody else anything.
 """
 
 import contextlib
+import functools
 import json
 import os
 import platform
@@ -15,29 +16,34 @@ import subprocess
 import sys
 import threading
 import time
+import tomllib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from common.errors import InputError
 from common.paths import ROOT
+from course.manifest import code_digest, version_of
 from course.table import NOT_GRADED_HERE, Course, files_matching, load_course, score_in_words, score_of
 from grader.session import SEED_BITS
 from staff.grade import result_store, texts
 from staff.grade.gradebook import GradedHandIn
 from staff.grade.hidden_tests import check, visible_part
 from staff.grade.own_process import Unfinished, run_apart
-from staff.grade.own_texts import Opened, Tests, digest, nothing, open_into, page, read_report, unreadable
+from staff.grade.own_texts import Opened, Tests, compared, digest, nothing, open_into, page, read_report, unreadable
 from staff.grade.submissions import Submission, called, clean_files
+from staff.handout.assemble import renamed
+from staff.handout.regions import find_regions
 from staff.sandbox.graded_run import probe, run_graded
 
 DEADLINE = 600.0  # seconds for the graders of one submission; single tests have shorter ones of their own
 OPEN_TIME = 120.0  # seconds to unpack a hand-in, which has at most 64 MiB
 PAGE_TIME = 60.0  # seconds to read the graders' report, and again to make the student's page
 # And the tests: what decides on points.
-GRADERS = ("course.toml", "common/**/*.py", "course/*.py", "grader/**/*.py", "tests/conftest.py")
+GRADERS = ("common/**/*.py", "course/*.py", "grader/**/*.py", "tests/conftest.py")
+TEXTS_OF_THE_COURSE = ("title", "hints", "due", "handout")
 PACKAGES = ("torch", "transformers", "numpy", "pytest")
 
 
@@ -59,21 +65,46 @@ class Grading:
     files: Sequence[str]
     catalogue: Tests
     graders: str  # digest of all that decides on points
-    sandbox: dict[str, Any]
+    sandbox: dict[str, object]
     seed: int | None  # None: each hand-in has its own, which it keeps
     deadline: float
     fresh_inputs: bool = False  # another seed for a hand-in that was graded before, too
+    again: bool = False  # also what has not changed
+    solution: str = ""  # a region whose solution the pages compare with what was handed in
+    allow_lower: bool = False  # otherwise a hand-in that is graded again keeps its points if it would have fewer
     stop: threading.Event = field(default_factory=threading.Event)  # set when the whole run ends early
+
+    @functools.cached_property
+    def version(self) -> str:
+        """The version of today's handout."""
+        files = {name: content for name, content in self.clean.items() if self.course.may_student_change(name)}
+        return version_of({name: code_digest(renamed(content, self.course)) for name, content in files.items()})
 
     @classmethod
     def prepare(
-        cls, out: Path, scratch: Path, files: Sequence[str], *, seed: int | None, deadline: float, fresh: bool = False
-    ) -> "Grading":
+        cls, out: Path, scratch: Path, files: Sequence[str], *, seed: int | None, deadline: float,
+        fresh_inputs: bool = False, again: bool = False, allow_lower: bool = False, solution: str = "",
+    ) -> "Grading":  # fmt: skip
         """The clean tree and the list of tests, made once."""
         course = load_course()
         check(course)
         catalogue, graders = collect(scratch, files), digest(*_graders(files))
-        return cls(out, scratch, course, clean_files(), files, catalogue, graders, probe(), seed, deadline, fresh)
+        return cls(
+            out,
+            scratch,
+            course,
+            clean_files(),
+            files,
+            catalogue,
+            graders,
+            probe(),
+            seed,
+            deadline,
+            fresh_inputs,
+            again,
+            solution,
+            allow_lower,
+        )
 
     def grade(self, submission: Submission) -> tuple[GradedHandIn, bool]:
         """Grade a submission unless that is done already; return its results, and whether it was graded now.
@@ -93,6 +124,8 @@ class Grading:
                 "digest": mark,
                 "hand_in": opened.digest,
                 "called": called(submission.path),
+                "submitted": submission.submitted,
+                "path": str(submission.path),
                 "seed": self._seed(submission, opened.digest),
                 "peak_pss_mb": None,
                 "output": {},
@@ -105,6 +138,8 @@ class Grading:
                 tests = [test | {"status": "crashed", "message": opened.why} for test in self.catalogue]
             else:
                 tests = self._run(folder / "tree", folder / "report.json", run)
+                if self.solution:
+                    run["solution"] = self._compared(folder / "tree")
             if self.stop.is_set():  # our own end, not the submission's: nothing of it is kept
                 raise InterruptedError("the class run was stopped")
             run["wall_s"] = round(time.monotonic() - start, 1)
@@ -114,9 +149,21 @@ class Grading:
 
     def _open(self, submission: Submission, folder: Path) -> Opened:
         try:
-            return run_apart(open_into, submission.path, self.clean, self.course, folder, seconds=OPEN_TIME)
+            return run_apart(
+                open_into, submission.path, self.clean, self.course, folder, self.version, seconds=OPEN_TIME
+            )
         except Unfinished as error:
             return unreadable(f"unpacking failed ({error})")
+
+    def _compared(self, tree: Path) -> dict[str, str]:
+        file = self.course.regions[self.solution].file
+        regions = find_regions((ROOT / file).read_text(encoding="utf-8"), file)
+        body = "\n".join(region.body for region in regions if region.id == self.solution)
+        try:
+            diff = run_apart(compared, tree, self.course, self.solution, body, seconds=PAGE_TIME)
+        except Unfinished as error:
+            diff = f"cannot be compared: {error}"
+        return {"region": self.solution, "diff": diff}
 
     def _run(self, tree: Path, report: Path, run: dict[str, Any]) -> Tests:
         """The graders on a student's tree; every test of the catalogue, in its order."""
@@ -128,6 +175,7 @@ class Grading:
             reported = nothing(f"the graders' report could not be read: {error}")
         notes = [*run["notes"], *reported["notes"]]
         if outcome.timed_out:
+            run["stopped"] = True
             notes.append(f"the graders were stopped after {self.deadline:g} s, before the last test")
         elif outcome.exit_code not in (0, 1):
             notes.append(f"the graders did not finish (exit code {outcome.exit_code})")
@@ -152,8 +200,20 @@ class Grading:
         """The results of an earlier run, if neither the submission nor the graders have changed since."""
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             row = result_store.read(self.out, submission.name)
-            return row if row.run["digest"] == mark else None
+            known = (row.run["digest"], None if self.allow_lower else row.run.get("lower"))
+            return row if mark in known and not self.again else None
         return None
+
+    def _not_lower(self, row: GradedHandIn) -> GradedHandIn:
+        """The new results; those before, if they are of the same hand-in and gave more points."""
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            before = result_store.read(self.out, row.name)
+            if before.run["hand_in"] == row.run["hand_in"] and _points(before) > _points(row) and not self.allow_lower:
+                note = f"graded again: {score_in_words(row.report)}; the earlier points are kept (--allow-lower)"
+                result_store.keep_lower(self.out, row)
+                notes = [*(note for note in before.run["notes"] if not note.startswith("graded again")), note]
+                return replace(before, run=before.run | {"lower": row.run["digest"], "notes": notes})
+        return row
 
     def _keep(self, submission: Submission, tests: Tests, run: dict[str, Any]) -> GradedHandIn:
         run["notes"] = texts.notes(run["notes"])
@@ -164,7 +224,8 @@ class Grading:
             "environment": environment() | {"seed": run.get("seed", self.seed)},
             "sandbox": run.pop("sandbox", self.sandbox),
         }
-        row = GradedHandIn(report, run)
+        row = self._not_lower(GradedHandIn(report, run))
+        run = row.run
         shown = visible_part(row, self.course)
         try:
             text = run_apart(page, shown.report, run, self.course, seconds=PAGE_TIME)
@@ -175,12 +236,24 @@ class Grading:
         return row
 
 
+def _points(row: GradedHandIn) -> int:
+    return row.report["score"] + row.report.get("bonus", 0)
+
+
 def _graders(tests: Sequence[str]) -> Iterator[bytes]:
     """All that decides on points: a change of it makes every submission be graded again."""
     yield repr(list(tests)).encode()
     folders = {Path(test.split("::")[0]).parent.as_posix() for test in tests}  # with what test files share
+    yield repr(_without_texts(tomllib.loads((ROOT / "course.toml").read_text(encoding="utf-8")))).encode()
     for file in files_matching(ROOT, [*GRADERS, *(f"{folder}/*.py" for folder in folders)]):
         yield (ROOT / file).read_bytes()
+
+
+def _without_texts(table: Any) -> Any:
+    """The course's table without what decides on no point: a better hint makes nobody be graded again."""
+    if isinstance(table, dict):
+        return {key: _without_texts(value) for key, value in table.items() if key not in TEXTS_OF_THE_COURSE}
+    return table
 
 
 def collect(scratch: Path, files: Sequence[str]) -> Tests:
@@ -204,7 +277,7 @@ def not_graded_here(tests: Tests) -> list[str]:
     return [f"{NOT_GRADED_HERE}: {test['id']} ({test['region']}, points: {test['max_points']})" for test in lost]
 
 
-def environment() -> dict[str, Any]:
+def environment() -> dict[str, object]:
     """What the points may depend on."""
     versions = {package: metadata.version(package) for package in PACKAGES}
     return {"python": platform.python_version(), **versions, "system": platform.system(), "cpus": os.cpu_count()}

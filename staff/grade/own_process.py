@@ -11,19 +11,21 @@ import resource
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from grader.wire.processes import PDEATHSIG, prctl
 
 MEMORY = 1 << 30  # bytes of address space that a step may take beyond what its process starts with
 PRELOAD = ["staff.grade.own_texts"]
 
+Result = TypeVar("Result")
+
 
 class Unfinished(Exception):  # noqa: N818 (a message for the report, not a traceback)
     """The step was killed at its deadline, or its process died. The message says which."""
 
 
-def run_apart(step: Callable[..., Any], *arguments: object, seconds: float) -> Any:
+def run_apart(step: Callable[..., Result], *arguments: object, seconds: float) -> Result:
     """Return `step(*arguments)`, computed in another process. What it raises is raised here.
 
     May be called from several threads at once. `step` is a function of a module, and everything in `arguments` and in
@@ -56,7 +58,7 @@ def run_apart(step: Callable[..., Any], *arguments: object, seconds: float) -> A
 
 
 def _run(
-    answer: multiprocessing.connection.Connection, step: Callable[..., Any], arguments: tuple, processors: set[int]
+    answer: multiprocessing.connection.Connection, step: Callable[..., object], arguments: tuple, processors: set[int]
 ) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; our parent decides
     os.sched_setaffinity(0, processors)
@@ -64,7 +66,7 @@ def _run(
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, hard))  # beyond that: MemoryError
-    result: tuple[Exception | None, Any]
+    result: tuple[Exception | None, object]
     try:
         result = (None, step(*arguments))
     except Exception as error:  # it is raised in the process that has asked

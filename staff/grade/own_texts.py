@@ -3,6 +3,8 @@
 Messages of the graders can quote a hand-in, so every text is cut: see texts.py.
 """
 
+import contextlib
+import difflib
 import hashlib
 import json
 import os
@@ -10,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from common.errors import InputError
+from course.next_step import written
 from course.table import Course
 from staff.grade import pages, texts
 from staff.grade.gradebook import GradedHandIn
@@ -31,8 +34,9 @@ class Opened(NamedTuple):
     measured: tuple[str, ...] = ()  # see staff/grade/measurements.py
 
 
-def open_into(path: Path, clean: dict[str, bytes], course: Course, folder: Path) -> Opened:
-    """Unpack a hand-in into folder/unpacked and write what is graded of it into folder/tree."""
+def open_into(path: Path, clean: dict[str, bytes], course: Course, folder: Path, version: str) -> Opened:
+    """Unpack a hand-in into folder/unpacked and write what is graded of it into folder/tree; `version` is that of
+    today's handout."""
     try:
         ignored = unpack(path, folder / "unpacked")
         files, notes = choose(folder / "unpacked", course)
@@ -40,9 +44,27 @@ def open_into(path: Path, clean: dict[str, bytes], course: Course, folder: Path)
         write_tree(clean, files, folder / "tree")
         times = measured(folder / "unpacked")
         contents = [part for name in sorted(files) for part in (os.fsencode(name), files[name])]
+        notes += older_handout(folder / "unpacked", version)
         return Opened(digest(*contents, *map(str.encode, times)), ignored + notes, measured=tuple(times))
     except Exception as error:  # whatever a hostile zip can cause
         return unreadable(reason(error))
+
+
+def compared(tree: Path, course: Course, region: str, solution: str) -> str:
+    """A diff from a student's lines of a region to a solution."""
+    mine = "\n".join(written(course, tree).get(region, ()))
+    lines = difflib.unified_diff(mine.splitlines(), solution.splitlines(), "yours", "a solution", lineterm="")
+    return texts.message("\n".join(lines))
+
+
+def older_handout(folder: Path, version: str) -> list[str]:
+    """A note if `submit.py pack` made a hand-in of another handout. It is graded as it is: lines outside of regions are
+    those of its own handout."""
+    for path in sorted(folder.rglob("handout.json"))[:1]:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            if (own := str(json.loads(path.read_text(encoding="utf-8"))["version"])[:8]) != version:
+                return [f"made with handout {own}, and graded as such; today's is {version} (python submit.py update)"]
+    return []
 
 
 def unreadable(why: str) -> Opened:

@@ -13,6 +13,7 @@ from typing import Any
 
 import jinja2
 
+from course.rows import RegionRow
 from course.table import Course, score_in_words
 from grader import messages
 from grader.report import Entry, entries_of
@@ -33,7 +34,7 @@ class FailedTests:
     test: Entry
     same: tuple[str, ...]
     max_points: int
-    output: list[dict[str, Any]]
+    output: list[dict[str, str]]
 
     @property
     def sentence(self) -> str:
@@ -49,7 +50,7 @@ def sentence(test: str) -> str:
     return test.rpartition("::")[2].removeprefix("test_").replace("_", " ")
 
 
-def ranks_alike(output: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def ranks_alike(output: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
     """Ranks that printed the same and ended alike are shown once."""
     alike: dict[tuple, list[int]] = {}
     for rank in output:
@@ -94,7 +95,7 @@ def _task(row: GradedHandIn, course: Course, id: str) -> dict[str, Any]:
     return {"id": id, "title": course.tasks[id].title, "regions": regions} | _sums(regions)
 
 
-def _region(row: GradedHandIn, course: Course, region: Any) -> dict[str, Any]:
+def _region(row: GradedHandIn, course: Course, region: RegionRow) -> dict[str, Any]:
     tests = [test for test in entries(row) if test.region == region.id]
     about = {"id": region.id, "title": region.title, "file": region.file, "readme": course.readme(region.id)}
     return about | {

@@ -7,6 +7,7 @@
                      /run.json            for staff: time, memory, notes, what to look at by hand, and `all`: the points
                                           and messages of every test, where some are hidden (hidden_tests.py)
                      /output.json         for staff: what ranks printed
+                     /lower.json          for staff: the tests of a grading that gave fewer points, and does not count
                      /earlier.json        for staff: the tests of the grading before, if the hand-in was graded again
 
 The names of hand-ins are in a folder of their own, so no hand-in can be called as a file of the class.
@@ -20,7 +21,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from common.errors import InputError
 from common.paths import atomic_write
@@ -70,7 +71,7 @@ def owners(out: Path) -> dict[str, str]:
     return called
 
 
-def keep(out: Path, row: GradedHandIn, shown: dict[str, Any], page: str) -> None:
+def keep(out: Path, row: GradedHandIn, shown: dict[str, object], page: str) -> None:
     """Write the results of one submission; report.json comes last, with what is `shown` to the student."""
     folder, run = folder_of(out, row.name), dict(row.run)
     if shown.get("hidden"):
@@ -83,6 +84,19 @@ def keep(out: Path, row: GradedHandIn, shown: dict[str, Any], page: str) -> None
     write(folder / "run.json", json.dumps({key: run[key] for key in run if key != "output"}, indent=1))
     write(folder / "index.html", page)
     write(folder / "report.json", json.dumps(shown, indent=1))
+
+
+def keep_lower(out: Path, row: GradedHandIn) -> None:
+    """Write the tests of a grading that does not count."""
+    write(folder_of(out, row.name) / "lower.json", json.dumps(row.tests, indent=1))
+
+
+def path_of(out: Path, name: str) -> Path | None:
+    """Where the hand-in lies whose results are kept under a name; None if that is not known."""
+    try:
+        return Path(_load(out, name, "run.json")["path"])
+    except (OSError, ValueError, KeyError):
+        return None
 
 
 def write(path: Path, text: str) -> None:
@@ -120,7 +134,7 @@ def at_work(out: Path, part: str = "") -> Iterator[Path]:
             shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _lock(file: Any, kind: int, out: Path) -> None:
+def _lock(file: IO[str], kind: int, out: Path) -> None:
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -1,17 +1,20 @@
 """The people of a course: reads roster.csv, and writes grades.csv, which has a row for each of them.
 
-    id,name,partners,due,extension
-    ab1234,Ada Byron,cd5678,2026-02-13T23:59:00-05:00,
-    cd5678,Carl Dai,,,2026-02-20T23:59:00-05:00
+    id,name,partners,due,extension,submitted
+    ab1234,Ada Byron,cd5678,2026-02-13T23:59:00-05:00,,2026-02-14T09:30:00-05:00
+    cd5678,Carl Dai,,,2026-02-20T23:59:00-05:00,
 
 Only `id` must be there: whatever the names of hand-ins contain, such as NetIDs or a platform's numbers. A hand-in
-belongs to those whose ids are in its name; of ids in each other, to the longest. Who has none gets a partner's. Nothing
-is deducted: the date that counts is shown.
+belongs to those whose ids are in its name; of ids in each other, to the longest. One without an id belongs to the
+person with whose name it begins, as Canvas ("byronada_4711_...") and Moodle ("Ada Byron_4711_...") write it. Who has
+none gets a partner's. `submitted` is the platform's own time, which Gradescope's export has anyway. The date that
+counts and the time after it are shown; nothing is deducted.
 """
 
 import csv
+import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 from pathlib import Path
@@ -20,7 +23,7 @@ from common.errors import InputError
 from staff.grade.gradebook import GradedHandIn, write_table
 from staff.grade.texts import cell
 
-HEAD = ("id", "name", "score", "max_score", "bonus", "max_bonus", "hand-in", "due", "notes")
+HEAD = ("id", "name", "score", "max_score", "bonus", "max_bonus", "hand-in", "due", "late", "notes")
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,24 @@ class Person:
     partners: str = ""
     due: str = ""
     extension: str = ""
+    submitted: str = ""
+
+    @property
+    def counts(self) -> str:
+        """The date that counts."""
+        return self.extension or self.due
+
+    def late(self, submitted: str) -> str:
+        """Return the time after the date that counts, such as "1 d 2 h"; empty if it is not known, or in time.
+
+        `submitted` is the time of the hand-in, where a platform's export has it.
+        """
+        submitted = self.submitted or submitted
+        if not self.counts or not submitted:
+            return ""
+        after = datetime.fromisoformat(submitted) - datetime.fromisoformat(self.counts)
+        hours = math.ceil(after.total_seconds() / 3600)
+        return f"{hours // 24} d {hours % 24} h" if hours > 0 else ""
 
 
 def read_roster(path: Path) -> list[Person]:
@@ -55,7 +76,7 @@ def read_roster(path: Path) -> list[Person]:
     for person in people:
         if others := set(person.partners.split()) - {*ids}:
             raise InputError(f"{path}: {person.id} has the partner {min(others)}, which is no id in this table")
-        for date in filter(None, (person.due, person.extension)):
+        for date in filter(None, (person.due, person.extension, person.submitted)):
             _check_date(date, f"{path}: {person.id}")
     return people
 
@@ -76,16 +97,29 @@ def write_grades(path: Path, people: Sequence[Person], rows: Sequence[GradedHand
     write_table(path, HEAD, [*lines, *_of_nobody(rows, people)])
 
 
-def owners(hand_in: str, people: Iterable[Person]) -> set[str]:
+def owners(hand_in: str, people: Sequence[Person]) -> set[str]:
     """Return the ids of those whose hand-in this is by its name."""
     found = {
         person.id: match.span()
         for person in people
         for match in re.finditer(rf"(?<![^\W_]){re.escape(person.id)}(?![^\W_])", hand_in, re.IGNORECASE)
     }
-    return {
+    ids = {
         id for id, (a, b) in found.items() if not any(c <= a and b <= d and d - c > b - a for c, d in found.values())
     }
+    begins = re.match(r"(\D+?)(?:late)?(?:\d|$)", _plain(hand_in))
+    by_name = {person.id for person in people if begins and begins[1] in _names(person)}
+    return ids or (by_name if len(by_name) == 1 else set())  # two people of one name: nothing is guessed
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"[\W_]+", "", text.casefold())
+
+
+def _names(person: Person) -> set[str]:
+    """A name with its last word last, first, or in front of a comma as in a list, without what is between the words."""
+    words = person.name.replace(",", " ").split()
+    return {_plain("".join(order)) for order in (words, words[-1:] + words[:-1], words[1:] + words[:1]) if words}
 
 
 def _line(person: Person, own: dict[str, list[GradedHandIn]], people: Sequence[Person]) -> list[str | int]:
@@ -98,10 +132,14 @@ def _line(person: Person, own: dict[str, list[GradedHandIn]], people: Sequence[P
     notes += [f"the best of {', '.join(row.name for row in hand_ins)}"] if len(hand_ins) > 1 else []
     notes += ["partners have other hand-ins"] if own[person.id] and len(names) > len(own[person.id]) else []
     notes += ["extension"] if person.extension else []
-    due = person.extension or person.due
+    notes += ["Canvas says late"] if best and re.search(r"_LATE_\d", best.name) else []
     if best is None:
-        return [cell(person.id), cell(person.name), "", "", "", "", "", due, cell("; ".join(["no hand-in", *notes]))]
-    return [cell(person.id), cell(person.name), *_points(best), cell(best.name), due, cell("; ".join(notes))]
+        result: list[str | int] = ["", "", "", "", "", person.counts, ""]
+        notes = ["no hand-in", *notes]
+    else:
+        late = person.late(best.run.get("submitted", ""))
+        result = [*_points(best), cell(best.name), person.counts, late]
+    return [cell(person.id), cell(person.name), *result, cell("; ".join(notes))]
 
 
 def _points(row: GradedHandIn) -> list[int]:
@@ -111,4 +149,4 @@ def _points(row: GradedHandIn) -> list[int]:
 def _of_nobody(rows: Sequence[GradedHandIn], people: Sequence[Person]) -> Iterator[list[str | int]]:
     for row in rows:
         if not owners(row.name, people):
-            yield ["", "", *_points(row), cell(row.name), "", "no id of the roster is in its name"]
+            yield ["", "", *_points(row), cell(row.name), "", "", "no id of the roster is in its name"]

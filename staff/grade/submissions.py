@@ -16,6 +16,8 @@ from pathlib import Path
 from common.errors import InputError
 from common.paths import ROOT
 from course.table import Course, files_matching, load_course
+from staff.grade.gradescope_export import METADATA, exported
+from staff.grade.unpack import ARCHIVES
 from staff.handout.regions import for_students
 
 LONGEST_NAME = 80  # characters; at most twice as many bytes
@@ -23,10 +25,11 @@ LONGEST_NAME = 80  # characters; at most twice as many bytes
 
 @dataclass(frozen=True)
 class Submission:
-    """What was handed in: a folder or a zip, and the name under which its results are kept."""
+    """What was handed in, the name under which its results are kept, and when it was handed in, if a table says so."""
 
     name: str
     path: Path
+    submitted: str = ""
 
 
 def name_all(paths: Sequence[Path], earlier: Mapping[str, str] | None = None) -> list[Submission]:
@@ -37,7 +40,7 @@ def name_all(paths: Sequence[Path], earlier: Mapping[str, str] | None = None) ->
     Those that are still equal get a few characters computed from what they are really called, so the same hand-in has
     the same name in every run over this class. A path that is given twice is one submission.
     """
-    paths = list(dict.fromkeys(Path(os.path.abspath(path)) for path in paths))
+    paths = list(dict.fromkeys(Path(os.path.abspath(path)) for path in paths if path.name != METADATA))
     names = [_clean(called(path)) for path in paths]
     by_path: Callable[[str, Path], str] = lambda name, path: f"{name}-{_short_digest(str(path))}"  # noqa: E731
     tell_apart = iter([
@@ -52,12 +55,23 @@ def name_all(paths: Sequence[Path], earlier: Mapping[str, str] | None = None) ->
             break
         other = next(tell_apart, by_path)
         names = [other(*pair) if is_taken else pair[0] for pair, is_taken in zip(pairs, taken, strict=True)]
-    return [Submission(name, path) for name, path in zip(names, paths, strict=True)]
+    times = [entry.submitted if (entry := exported(path)) else "" for path in paths]
+    return [Submission(*fields) for fields in zip(names, paths, times, strict=True)]
+
+
+def without_companions(paths: Sequence[Path]) -> list[Path]:
+    """Of a student's files in a download of Canvas, such as `byronada_LATE_4711_88217_hw.zip` and a report beside it,
+    only archives: they are the hand-in."""
+    of_student = {path: match[1] for path in paths if (match := re.fullmatch(r"(.+?_\d+)_\d+_.+", path.name))}
+    archives = {of_student.get(path) for path in paths if path.name.lower().endswith(ARCHIVES)}
+    return [path for path in paths if path.name.lower().endswith(ARCHIVES) or of_student.get(path, "") not in archives]
 
 
 def called(path: Path) -> str:
-    """What a hand-in is really called, without the suffix of a zip."""
-    return path.stem if path.suffix.lower() == ".zip" else path.name
+    """What a hand-in is really called, without an archive's suffix; in Gradescope's export, with its people's ids."""
+    suffix = next((suffix for suffix in ARCHIVES if path.name.lower().endswith(suffix)), "")
+    entry = exported(path)
+    return "-".join([*(entry.ids if entry else ()), path.name[: len(path.name) - len(suffix)]])
 
 
 def _clean(name: str) -> str:
@@ -125,13 +139,16 @@ def missing_lessons(names: Sequence[str], course: Course) -> list[str]:
     for file in dict.fromkeys(region.file for region in course.regions.values()):
         folder, _, lesson = file.rpartition("/")
         in_folder = [name.rpartition("/")[2] for name in names if name.rpartition("/")[0] == folder]
-        if file in names or not in_folder:
+        regions = ", ".join(region.id for region in course.regions.values() if region.file == file)
+        note = f"{file} is missing, so its regions ({regions}) count as unsolved"
+        deeper = [name for name in names if name.startswith(f"{folder}/") and name.endswith(f"/{lesson}")]
+        if file not in names and deeper:
+            notes.append(f"{note}; is it {deeper[0]!r}? Move it to {folder}")
+        if file in names or not in_folder or deeper:
             continue
         # Other capitals, a number or another suffix may follow the name, but no letter.
         alike = re.compile(re.escape(lesson.removesuffix(".py")) + r"(?![a-z])")
         instead = [name for name in in_folder if alike.match(name.casefold()) or name.endswith(".ipynb")]
-        regions = ", ".join(region.id for region in course.regions.values() if region.file == file)
-        note = f"{file} is missing, so its regions ({regions}) count as unsolved"
         if instead:
             verb = "Export it as" if instead[0].endswith(".ipynb") else "Rename it to"
             note += f"; is it {', '.join(map(repr, instead[:2]))}? {verb} {lesson}"

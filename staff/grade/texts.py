@@ -42,12 +42,12 @@ def notes(texts: Sequence[str]) -> list[str]:
     return clipped if len(texts) <= MOST_NOTES else [*clipped[:-1], f"{len(texts) - MOST_NOTES + 1} more notes"]
 
 
-def flag(row: dict[str, Any]) -> dict[str, Any]:
+def flag(row: dict[str, Any]) -> dict[str, object]:
     """Something to look at by hand: where, and what was seen there."""
     return {key: in_one_line(row[key], LONGEST_END) for key in ("file", "what")} | {"line": int(row["line"])}
 
 
-def output(rank: dict[str, Any]) -> dict[str, Any]:
+def output(rank: dict[str, Any]) -> dict[str, object]:
     """What a rank printed last and how it ended. Escape sequences stay: pages.as_shown follows them as a terminal."""
     printed = {name: without_surrogates(rank[name][-LONGEST_OUTPUT:]) for name in ("stdout", "stderr")}
     return {"rank": int(rank["rank"]), "ended": in_one_line(rank["ended"], LONGEST_END)} | printed

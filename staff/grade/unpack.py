@@ -1,7 +1,7 @@
 """Unpacks a hand-in, a folder, zip or tar: plain files come out, inside one folder, within limits, or nothing at all.
 
 What an archive says about itself (sizes, names, kinds) is written by whoever made it, so bytes are counted as they come
-out. A folder that holds nothing but one archive, as downloads of a learning platform do, counts as this archive.
+out. A folder that holds one archive and no code, as downloads of a learning platform do, counts as this archive.
 """
 
 import lzma
@@ -229,8 +229,12 @@ def is_a_macs(name: str) -> bool:
 
 def _take_folder(path: Path, taker: _Taker) -> None:
     files = list(_walk(path, taker))
-    if len(files) == 1 and files[0].name.lower().endswith(ARCHIVES) and not files[0].is_symlink():
-        _take_archive(files[0], taker)
+    archives = [file for file in files if file.name.lower().endswith(ARCHIVES) and not file.is_symlink()]
+    if len(archives) == 1 and not any(file.suffix in (".py", ".ipynb") for file in files):
+        for file in files:
+            if file not in archives:
+                taker.leave_out(file.name, f"beside {archives[0].name}")
+        _take_archive(archives[0], taker)
         return
     inside = Counter(_identity(file.lstat()) for file in files)
     names = [file.relative_to(path).as_posix() for file in files]

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from common.errors import InputError
 from common.paths import ROOT
+from course.table import load_course
 from grader.wire.processes import descendants, kill_all
 from staff.grade import result_store
 from staff.grade.class_files import ROSTER, summary, write_class
@@ -30,7 +31,7 @@ from staff.grade.hand_ins import DEADLINE, Grading, grader_files, not_graded_her
 from staff.grade.hidden_tests import hidden_files
 from staff.grade.own_process import Unfinished, run_apart
 from staff.grade.roster import read_roster
-from staff.grade.submissions import Submission, name_all
+from staff.grade.submissions import Submission, name_all, without_companions
 from staff.sandbox.graded_run import refuse_exposed
 
 MOST_UNREADABLE = 1 / 5  # of the hand-ins of one run; more are hardly all the students' own fault
@@ -103,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     refuse_exposed([ROOT, options.out, Path(tempfile.gettempdir()), *options.submissions])
     if options.roster:
         read_roster(options.roster)  # what is wrong with it is said now, and not after hours
-    submissions = name_all(options.submissions, result_store.owners(options.out))
+    submissions = name_all(without_companions(options.submissions), result_store.owners(options.out))
     to_grade = share(submissions, options.part)
     start = time.monotonic()
     with result_store.at_work(options.out, options.part.replace("/", "-of-")) as scratch:
@@ -111,7 +112,15 @@ def main(argv: Sequence[str] | None = None) -> None:
             result_store.write(options.out / ROSTER, options.roster.read_text(encoding="utf-8-sig"))
         tests = options.tests or grader_files() + ([] if options.no_hidden else hidden_files())
         grading = Grading.prepare(
-            options.out, scratch, tests, seed=options.seed, deadline=options.deadline, fresh=options.fresh_inputs
+            options.out,
+            scratch,
+            tests,
+            seed=options.seed,
+            deadline=options.deadline,
+            fresh_inputs=options.fresh_inputs,
+            again=options.again or bool(options.solution),
+            solution=options.solution,
+            allow_lower=options.allow_lower,
         )
         print("".join(f"{line}\n" for line in not_graded_here(grading.catalogue)), end="", flush=True)
         graded_now = grade_all(grading, to_grade, options.jobs)
@@ -139,7 +148,9 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m staff.grade", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("submissions", nargs="+", type=Path, metavar="SUBMISSION", help="a folder or a zip")
+    parser.add_argument(
+        "submissions", nargs="+", type=Path, metavar="SUBMISSION", help="a folder or a zip; or a name in DIR"
+    )
     parser.add_argument(
         "--out", type=Path, required=True, metavar="DIR", help="folder for results; existing results are reused"
     )
@@ -160,14 +171,30 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--fresh-inputs", action="store_true", help="draw new inputs for hand-ins that are graded again, too"
     )
+    parser.add_argument("--again", action="store_true", help="grade also what has not changed since it was graded")
+    parser.add_argument(
+        "--allow-lower",
+        action="store_true",
+        help="let points fall where the same hand-in is graded again (default: the earlier results are kept)",
+    )
     parser.add_argument(
         "--roster", type=Path, metavar="CSV", help="who takes the course, for DIR/grades.csv; see staff/grade/roster.py"
+    )
+    parser.add_argument(
+        "--solution",
+        default="",
+        metavar="REGION",
+        help="after the deadline: compare this region on the pages with ours",
     )
     parser.add_argument("--no-hidden", action="store_true", help="leave out the hidden tests")
     parser.add_argument("--tests", nargs="+", metavar="TEST", help="run only these tests (files or pytest node ids)")
     options = parser.parse_args(argv)
+    known = [path if path.exists() else result_store.path_of(options.out, path.name) for path in options.submissions]
+    options.submissions = [new or path for new, path in zip(known, options.submissions, strict=True)]
     if missing := [path for path in options.submissions if not path.exists()]:
         raise InputError(f"{missing[0]}: no such folder or zip; check the path")
+    if options.solution and options.solution not in load_course().regions:
+        raise InputError(f"--solution: expected a region of the course, got {options.solution!r}")
     if options.jobs < 1:
         raise InputError(f"--jobs: expected at least 1, got {options.jobs}")
     if os.path.realpath(options.out) == str(ROOT) or options.out.is_file():

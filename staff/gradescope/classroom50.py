@@ -31,7 +31,7 @@ TEXTS = {  # field -> variables of the runner, the first that is set counts
 }
 
 
-def unfinished(course: Course, environment: Mapping[str, str], now: datetime) -> dict[str, Any]:
+def unfinished(course: Course, environment: Mapping[str, str], now: datetime) -> dict[str, object]:
     """The content of result.json until there is something better: no points.
 
     Raises:
@@ -64,11 +64,11 @@ def result(row: GradedHandIn, course: Course, environment: Mapping[str, str], no
     return unfinished(course, environment, now) | score | {"tests": tests}
 
 
-def not_here(test: Mapping[str, Any]) -> str:
+def not_here(test: Mapping[str, object]) -> str:
     return f" ({NOT_GRADED_HERE})" if test["status"] == NOT_GRADED_HERE else ""
 
 
-def _write(path: Path, content: dict[str, Any]) -> None:
+def _write(path: Path, content: dict[str, object]) -> None:
     with atomic_write(path) as file:
         json.dump(content, file, indent=1)
 

@@ -9,8 +9,7 @@ from staff.grade.hand_ins import Grading, grader_files
 from staff.grade.hidden_tests import hidden_files
 from staff.grade.result_store import at_work
 from staff.grade.submissions import Submission
-
-MARGIN = 40.0  # seconds before the platform's time-out: to end the graders, to sweep, to write
+from staff.gradescope.results import MARGIN
 
 
 def grade_one(submission: Path, timeout: float) -> GradedHandIn:

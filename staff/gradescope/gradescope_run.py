@@ -16,7 +16,7 @@ from common.paths import ROOT, atomic_write
 from course.table import load_course
 from staff.grade.gradebook import place_of
 from staff.gradescope.grade_submission import grade_one
-from staff.gradescope.results import late_days, results, unfinished
+from staff.gradescope.results import late_days, results, too_slow, unfinished
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -31,8 +31,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         _write(path, unfinished(f"Nothing was graded: {error}"))
         raise
     row = grade_one(options.folder / "submission", options.timeout)
-    _write(path, results(row, load_course(), late, time.monotonic() - start))
-    for flag in row.run["flags"]:  # the platform shows stdout to instructors only
+    seconds = time.monotonic() - start
+    slow = too_slow(row, seconds, options.timeout)
+    _write(path, results(row, load_course(), late, seconds, slow))
+    if slow:  # the platform shows stdout to instructors only
+        print(f"too slow: {slow}")
+    for flag in row.run["flags"]:
         print(f"needs manual review: {place_of(flag)} {flag['what']}")
     print(json.dumps({"score": row.report["score"], "max_score": row.report["max_score"], "late_days": late}))
 

@@ -21,12 +21,28 @@ from staff.grade.hidden_tests import VISIBILITIES, visibility, visible_part
 from staff.grade.pages import entries, ranks_alike, sentence
 from staff.grade.texts import clip
 
+MARGIN = 40.0  # seconds before the platform's time-out: to end the graders, to sweep, to write
+SOLVED_PER_UNTOUCHED = 3.0  # times as long, bonus included
 LONGEST_TEST = 4000  # characters of one test's output
 LONGEST_RANKS = 1500  # of them what ranks printed
 
 
-def results(row: GradedHandIn, course: Course, late: int | None, seconds: float) -> dict[str, Any]:
-    """The content of results.json; `late` is in days, None without a due date.
+def too_slow(row: GradedHandIn, seconds: float, timeout: float) -> str:
+    """Say that the container is too slow for its time-out, or nothing. The untouched handout, which an instructor
+    submits before the term, tells how long a solution would take."""
+    if row.run.get("stopped"):
+        return f"the graders were stopped by the time-out of {timeout:g} s: choose a larger container or time-out"
+    untouched = all(test["status"] in ("not attempted", "skipped", NOT_GRADED_HERE) for test in row.tests)
+    expected = seconds * SOLVED_PER_UNTOUCHED
+    if untouched and not row.run["unreadable"] and expected > timeout - MARGIN:
+        return (
+            f"a solution will take about {expected:.0f} s here, of {timeout:g} s: choose a larger container or time-out"
+        )
+    return ""
+
+
+def results(row: GradedHandIn, course: Course, late: int | None, seconds: float, slow: str = "") -> dict[str, Any]:
+    """The content of results.json; `late` is in days, None without a due date; `slow` is what `too_slow` says.
 
     What to look at by hand is in extra_data alone, which students never see: a hidden test would hide their score, too.
     """
@@ -49,6 +65,7 @@ def results(row: GradedHandIn, course: Course, late: int | None, seconds: float)
             "sandbox": report["sandbox"],
             "environment": report["environment"],
             "look_at_by_hand": flags,
+            **({"too_slow": slow} if slow else {}),
         },
         "tests": [_test(test, text, course) for test, text in _texts(row, course)],
     }
@@ -79,7 +96,7 @@ def _of_region(tests: list[Entry], hint: str, output: Mapping[str, Any]) -> Iter
             yield test, "" if test.status == "passed" else f"{test.status}: {test.text}"
 
 
-def _test(test: Entry, text: str, course: Course) -> dict[str, Any]:
+def _test(test: Entry, text: str, course: Course) -> dict[str, object]:
     return {
         "score": test.points,
         "max_score": test.max_points,
@@ -103,7 +120,7 @@ def _printed(output: Sequence[dict[str, Any]]) -> str:
     return text
 
 
-def unfinished(why: str) -> dict[str, Any]:
+def unfinished(why: str) -> dict[str, object]:
     """What stands in results.json until there is something better."""
     formats = {"output_format": "text", "visibility": "visible", "stdout_visibility": "hidden"}
     return {"score": 0, "output": why, **formats, "tests": []}

@@ -1,6 +1,7 @@
 """Build the students' handout from the one solved source; refuse to build one that reveals a solution.
 
     python -m staff.handout [--out dist/handout]
+    python -m staff.handout --solved        # dist/solutions: after the deadline
 
 Only files that course.toml lists ship. Builds are reproducible: order, times and modes are fixed. An existing output
 folder is replaced only if it is an unchanged handout (its manifest lists every file), so no work is ever lost.
@@ -21,9 +22,10 @@ from pathlib import Path
 from common.errors import InputError
 from common.paths import ROOT
 from course.graded_tests import graded_tests
-from course.manifest import code_digest
+from course.manifest import code_digest, version_of
 from course.table import Course, files_matching, load_course
 from course.zip_files import mode_of, write_zip
+from staff.handout.dead_ends import Follower, dead_ends
 from staff.handout.imported import with_imports
 from staff.handout.leaks import find_leaks
 from staff.handout.points import with_points
@@ -46,30 +48,42 @@ class Handout:
     code: dict[str, str]  # name -> digest of the code, of Python files that students may change
 
 
-def assemble(root: Path) -> Handout:
-    """Make the handout of a source tree without writing anything."""
+def assemble(root: Path, solved: bool = False) -> Handout:
+    """Make the handout of a source tree without writing anything; a `solved` one has all solutions where students would
+    have written them, to give out after the deadline."""
     course = load_course(root / "course.toml")
-    files: dict[str, bytes] = {}
-    all_regions: list[Region] = []
-    for source, name in _names(root, course).items():
-        content = (root / source).read_bytes()
-        if source.endswith(".py"):
-            all_regions += find_regions(content.decode(), source)
-        elif source.endswith("README.md"):
-            content = with_points(content.decode(), course).encode()
+    names = _names(root, course)
+    contents = {source: (root / source).read_bytes() for source in names}
+    programs = {source: content.decode() for source, content in contents.items() if source.endswith(".py")}
+    all_regions = [region for source, text in programs.items() for region in find_regions(text, source)]
+    regions = [region for region in all_regions if region.id in course.regions]
+    given = {region.id: region.file for region in reversed(all_regions) if course.is_given_solved(region.id)}
+    follower = Follower(
+        course,
+        files={*names.values()},
+        source={path.relative_to(root).as_posix() for path in root.glob("[!.]*/**/*.*")},
+        solved=given,
+    )
+    files = {}
+    for source, name in names.items():
+        content = for_students(contents[source], source, course, course.regions if solved else ())
         if source == "README.md" and course.title:
             content = re.sub(rb"\A# .*", f"# {course.title}: an assignment".encode(), content)
-        files[name] = renamed(for_students(content, source, course), course)
-    given_solved = list(dict.fromkeys(region.id for region in all_regions if region.id not in course.regions))
-    regions = [region for region in all_regions if region.id in course.regions]
+        if source.endswith(".md"):
+            text = with_points(content.decode(), course, given)
+            content = follower.follow(text, source).encode()
+        files[name] = renamed(content, course)
+    given_solved = [id for id in course.dropped if id in given]
     problems = _misplaced(course, regions, files)
+    pages = {name: content.decode() for name, content in files.items() if name.endswith(".md")}
+    problems += dead_ends(pages, files, course)
     graded = {test.region for test in graded_tests(root, course).values()}
     problems += [
         f"course.toml: region {id} has no graded test in {', '.join(row.tests)}; write one, or fix `tests`"
         for id, row in course.regions.items()
         if id not in graded
     ]
-    problems += find_leaks(files, regions, course)
+    problems += [] if solved else find_leaks(files, regions, course)
     may_change = [name for name in files if name.endswith(".py") and course.may_student_change(name)]
     code = {name: code_digest(files[name]) for name in may_change}
     return Handout(files, regions, problems, given_solved, code)
@@ -186,22 +200,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m staff.handout", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--out", type=Path, default=ROOT / "dist" / "handout", help="folder to build; NAME.zip is written next to it"
-    )
+    parser.add_argument("--out", type=Path, help="folder to build, NAME.zip next to it (dist/handout, dist/solutions)")
+    parser.add_argument("--solved", action="store_true", help="with all solutions, to give out after the deadline")
     arguments = parser.parse_args()
+    arguments.out = arguments.out or ROOT / "dist" / ("solutions" if arguments.solved else "handout")
     make_room(arguments.out)  # a wrong path is told at once, and not after the seconds that assembling takes
-    handout = assemble(ROOT)
+    handout = assemble(ROOT, arguments.solved)
     for problem in handout.problems:
         print("-", problem, file=sys.stderr)
     archive = write(handout, arguments.out)
     summary = {
         "files": len(handout.files),
         "regions": len({region.id for region in handout.regions}),
+        "version": version_of(handout.code),
         "bytes": sum(map(len, handout.files.values())),
         "sha256": hashlib.sha256(archive.read_bytes()).hexdigest(),
     }
     if handout.given_solved:
         print(f"given out solved, since course.toml does not have them: {', '.join(handout.given_solved)}")
-    print(f"{arguments.out} and {archive.name}: {summary['files']} files, {summary['regions']} regions to solve")
+    regions = f"{summary['regions']} regions {'solved' if arguments.solved else 'to solve'}"
+    print(f"{arguments.out} and {archive.name}: {summary['files']} files, {regions}, version {summary['version']}")
     print(json.dumps(summary))

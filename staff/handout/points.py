@@ -1,10 +1,11 @@
 """Writes the points of course.toml into the READMEs' tables of regions, so that only the table needs a change.
 
-A row begins with a region's id and ends with its points. Rows of regions that the course does not have are left out; in
-a row without an id, the last number is a sum: of the total, or of the bonus.
+A row begins with a region's id and ends with its points. Rows of regions that the course does not have are left out, or
+say where they are given out solved; in a row without an id, the last number is a sum: of the total, or of the bonus.
 """
 
 import re
+from collections.abc import Mapping
 
 from course.table import Course
 
@@ -13,14 +14,17 @@ SUM = re.compile(r"\| (?:[0-9a-z.]+ to [0-9a-z.]+ )?\|.*\b(total|bonus)\b.*\| \d
 LAST_NUMBER = re.compile(r"\d+(?= \|$)")
 
 
-def with_points(text: str, course: Course) -> str:
-    """Return a README with the points of the course."""
+def with_points(text: str, course: Course, solved: Mapping[str, str]) -> str:
+    """Return a page with the points of the course; `solved` has the files of regions that are given out solved."""
     bonus = sum(course.regions[id].points for id in course.bonus_regions)
     sums = {"total": course.total, "bonus": bonus}
     lines = []
     for line in text.split("\n"):
         points: int | None = None
-        if row := REGION.fullmatch(line):
+        if (row := REGION.fullmatch(line)) and row[1] in solved:
+            lines.append(" | ".join([*line.split(" | ")[:2], solved[row[1]], "given solved |"]))
+            continue
+        elif row:
             region = course.regions.get(row[1])
             points = region.points if region else 0
         elif row := SUM.fullmatch(line):

@@ -164,11 +164,13 @@ def strip(text: str, file: str, course: Course, solved: Collection[str] = ()) ->
     """The handout's form of a solved file.
 
     The solution of an id in `solved` stays, written where a student would write it. A region that the course does not
-    have is no exercise: its lines become ordinary code.
+    have is no exercise: its lines become ordinary code, or an error where its lesson is left out (`Course.left_out`).
     """
 
     def handed_out(region: Region) -> list[str]:
         body = indent_body(region.body, region.indent, file)
+        if region.id in course.left_out:
+            return [f'{region.indent}raise NotImplementedError("{region.id} is not part of this course")']
         if region.id not in course.regions:
             return body
         todo = f"{region.indent}# TODO(cos598d) {region.id}: {region.todo}"

@@ -10,7 +10,6 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from common.errors import InputError, reading
 from common.paths import ROOT
@@ -96,7 +95,7 @@ def _entries(kind: str, path: Path) -> Iterator[BankEntry]:
             yield BankEntry(kind, path.stem, name, task, file, error=str(error))
 
 
-def _entry(start: BankEntry, row: Any) -> BankEntry:
+def _entry(start: BankEntry, row: object) -> BankEntry:
     """The entry that a row of the file describes. Raises InputError if it is none."""
     if not isinstance(row, dict) or not (row.get("body") or row.get("patch")):
         raise InputError(f"expected a body or a patch, got {row!r}")

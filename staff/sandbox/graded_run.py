@@ -77,7 +77,7 @@ class Outcome:
     peak_pss_mb: float
     swept: int
     output: str
-    sandbox: dict[str, Any] = field(default_factory=dict)
+    sandbox: dict[str, object] = field(default_factory=dict)
 
 
 def run_graded(
@@ -140,7 +140,7 @@ def environment() -> dict[str, str]:
 def probe() -> dict[str, Any]:
     """Return what works on this machine: layer -> whether it is active, and "level", one line that says it in words."""
     root = os.geteuid() == 0
-    held: dict[str, Any] = {
+    held: dict[str, object] = {
         "root": root,
         "user": root and _in_child(_try_other),
         "landlock": landlock.version() > 0,

@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from common.paths import ROOT
 from grader.wire.processes import CONFINE, DUMPABLE, PDEATHSIG, SUBREAPER, descendants, kill_all, memory, prctl
@@ -49,7 +49,7 @@ class SandboxSupervisor:
         self.uid = free_uid()
         self.record = probe()
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> dict[str, object]:
         """Everything from the preparation to the sweep; what came of it."""
         start = time.monotonic()
         prctl(SUBREAPER, 1)

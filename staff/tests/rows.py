@@ -18,7 +18,9 @@ def entry(
     return Entry(id, task, region, status, most if status == "passed" else 0, most, observed=observed, **fields)
 
 
-def row(*entries: Entry, name: str = "alice", output: Mapping[str, Any] | None = None, **run: Any) -> GradedHandIn:
+def row(
+    *entries: Entry, name: str = "alice", output: Mapping[str, object] | None = None, **run: object
+) -> GradedHandIn:
     report = {"submission": name, "sandbox": {}, "environment": {"python": "3.11", "seed": 55}}
     report |= as_dict(entries, load_course().bonus_regions)
     return GradedHandIn(report, {"notes": [], "unreadable": False, "output": dict(output or {}), "flags": []} | run)

@@ -181,9 +181,15 @@ def test_the_command_shows_on_one_screen_what_follows_and_what_contradicts_itsel
         {"tasks": ["1", "2a", "2b", "3"], "bonus": 0, "name": "cs999", "total": 61},
         {"tasks": ["1", "2b", "p"], "bonus": 0},
         {"bonus": 0},
+        {"tasks": ["1", "2a", "3", "4", "p"], "bonus": 0},
+        {"tasks": ["2a", "2b", "3"], "bonus": 0},
+        {"tasks": ["1"], "graded": ["b.1", "b.2", "b.3", "b.4", "b.5", "b.6", "b.7", "b.13"], "bonus": 0},
     ],
-    ids=["tasks 1 to 3 of a course with another name and total", "1, 2b and the pipeline", "without the bonus"],
-)
+    ids=[
+        "tasks 1 to 3 of a course with another name and total", "1, 2b and the pipeline", "without the bonus",
+        "without 2b", "without task 1", "ring, reducer, ZeRO-2 and 1F1B after task 1, graded",
+    ],
+)  # fmt: skip
 def test_a_changed_course_gives_all_points_to_its_solution_and_none_to_its_handout_however_it_is_graded(tree, values):
     change(tree, lambda text: choose(text, **values))
 
@@ -244,6 +250,62 @@ def test_without_task_4_the_pipeline_and_the_bonus_neither_folders_nor_tests_nor
     assert "| 4.1 |" not in table and "| p.1 |" not in table and "b.16" not in table.split("\n## ")[0]
     assert "| | total | | 100 |" in table
     assert re.search(r"\| 1\.1 \|.*\| 5 \|", table), "the points of what is left are scaled to the same total"
+
+
+SENTENCES = """
+Read on. The cost of `python -m pytest --region b.9` is in [its page](../beyond/ring.md#the-idea); `diff
+beyond/ring.py x` shows it. See p.3. Stay.
+
+```shell
+python beyond/run_gpt2.py   # the bonus
+python -m pytest --hint b.9
+```
+"""
+
+
+@pytest.mark.medium
+def test_what_a_page_says_of_lessons_that_the_course_does_not_have_is_left_out_of_it(tree):
+    change(tree, lambda text: choose(text, tasks=["1", "2b"], bonus=0))
+    page = tree / "task1_single/README.md"
+    page.write_text(page.read_text(encoding="utf-8") + SENTENCES, encoding="utf-8")
+
+    handout = assemble(tree)
+
+    assert "\n".join(handout.problems) == ""
+    left = handout.files["task1_single/README.md"].decode().partition("Read on.")[2]
+    assert left.split() == "Stay. ```shell python -m pytest --hint 1.1 ```".split()
+    table = handout.files["README.md"].decode().split("## Regions and points")[1]
+    assert "| 2a.1 | join the process group | cluster/hello.py | given solved |" in table
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(
+    "line, words",
+    [
+        ("See [there](../nowhere.md).", "the link ../nowhere.md leads nowhere"),
+        ("See [there](#no-such-heading).", "the link #no-such-heading leads nowhere"),
+        ("```shell\npython -m cluster.lunch\n```", "names cluster.lunch, which does not ship"),
+        ("Run `python task1_single/run_glu.py`.", "names task1_single/run_glu.py, which does not ship"),
+        ("Run `python -m pytest --hint 1.7` here.", "--hint 1.7 names a region"),
+    ],
+)
+def test_a_link_a_command_and_a_region_that_lead_nowhere_stop_the_handout(tree, line, words):
+    page = tree / "task1_single/README.md"
+    page.write_text(f"{page.read_text(encoding='utf-8')}\n{line}\n", encoding="utf-8")
+
+    (problem,) = assemble(tree).problems
+
+    assert problem.startswith("task1_single/README.md:") and words in problem
+
+
+@pytest.mark.medium
+def test_a_lesson_that_nobody_builds_on_is_left_out_where_it_would_give_a_graded_one_away(tree):
+    change(tree, lambda text: choose(text, tasks=["1"], graded=["b.6", "b.7"], bonus=0))
+
+    handout = assemble(tree)
+
+    assert "\n".join(handout.problems) == "" and "b.9" not in handout.given_solved
+    assert b"b.9 is not part of this course" in handout.files["beyond/sharded_model.py"]
 
 
 def test_a_region_without_a_test_is_named(tree):

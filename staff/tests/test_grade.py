@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import time
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from grader.weights import Weights
 from staff.grade import result_store, whole_class
 from staff.grade.class_files import write_class
 from staff.grade.gradebook import GradedHandIn
+from staff.grade.hand_ins import _without_texts
 from staff.grade.hidden_tests import contradictions, hidden_files
 from staff.grade.result_store import at_work
 from staff.grade.submissions import clean_files, name_all, write_files
@@ -193,6 +195,22 @@ def test_grading_one_late_hand_in_keeps_the_rows_of_all_others(graded):
 # --- regrading ---
 
 
+def test_a_better_hint_regrades_nobody_and_other_points_do():
+    text = (ROOT / "course.toml").read_text(encoding="utf-8")
+    lines = text.splitlines()
+
+    def decides(key: str, value: str) -> bool:
+        number = next(number for number, line in enumerate(lines) if line.startswith(f"{key} = "))
+        changed = tomllib.loads("\n".join([*lines[:number], f"{key} = {value}", *lines[number + 1 :]]))
+        return _without_texts(changed) != _without_texts(tomllib.loads(text))
+
+    assert not decides("title", '"a better one"')
+    assert decides("points", "99")
+    table = tomllib.loads(text)
+    next(iter(table["regions"].values()))["hints"] = []
+    assert table != tomllib.loads(text) and _without_texts(table) == _without_texts(tomllib.loads(text))
+
+
 @pytest.mark.medium
 def test_a_hand_in_that_is_graded_again_keeps_its_seed_and_what_it_gained_or_lost_is_named_with_the_test(tmp_path):
     write_files({HOME: solved_files()[HOME]}, tmp_path / "ann")
@@ -209,7 +227,12 @@ def test_a_hand_in_that_is_graded_again_keeps_its_seed_and_what_it_gained_or_los
     first = seeds_after("--tests", *TESTS[:2])
     assert changes() == []
 
-    assert seeds_after("--tests", QUICK) == first
+    assert seeds_after("--tests", QUICK) == first, "and fewer points"
+    assert changes() == [] and "the earlier points are kept" in result_store.read(out, "ann").run["notes"][-1]
+    figures, _ = command(both, out, "--tests", QUICK)
+    assert figures["graded"] == 0, "it is known that they would be fewer"
+
+    assert seeds_after("--tests", QUICK, "--allow-lower") == first
     (lost,) = changes()
     points = int(lost["score before"]) - int(lost["score now"])
     assert (lost["submission"], lost["test"], lost["region"]) == ("ann", TESTS[1], "2b.4")
@@ -220,6 +243,10 @@ def test_a_hand_in_that_is_graded_again_keeps_its_seed_and_what_it_gained_or_los
     ann, bob = seeds_after("--tests", QUICK)
     assert ann != first[0] and bob == first[1], "students can read the seed of what they handed in before"
     assert [(line["submission"], line["why"]) for line in changes()] == [("ann", "another hand-in")]
+    figures, _ = command([Path("bob")], out, "--solution", "2b.2", "--tests", QUICK)
+    page = (out / "hand_ins/bob/index.html").read_text(encoding="utf-8")
+    assert "your lines and a solution" in page and "+return self.data[self.index[index]]" in page
+    assert (figures["graded"], figures["kept"]) == (1, 0), "named as in the grade book"
     assert seeds_after("--fresh-inputs", "--tests", *TESTS[:2])[1] != first[1]
 
 

@@ -8,7 +8,6 @@ import sys
 import zipfile
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,7 +21,7 @@ from staff.grade.submissions import write_files
 from staff.gradescope import build, gradescope_run
 from staff.gradescope.classroom50 import result
 from staff.gradescope.classroom50 import unfinished as unfinished_of_classroom50
-from staff.gradescope.results import late_days, results, unfinished
+from staff.gradescope.results import late_days, results, too_slow, unfinished
 from staff.proofs.bank import solved_files
 from staff.tests.cluster.started_processes import started, wait_for
 from staff.tests.rows import entry, row
@@ -31,7 +30,7 @@ pytestmark = pytest.mark.medium
 
 COURSE = load_course()
 FORMATS = {"text", "html", "simple_format", "md", "ansi"}
-FIELDS: dict[str, Any] = {  # of the specification
+FIELDS: dict[str, type | tuple[type, ...]] = {  # of the specification
     "score": (int, float), "max_score": (int, float), "execution_time": (int, float), "status": str, "name": str,
     "number": str, "output": str, "output_format": str, "test_output_format": str, "test_name_format": str,
     "name_format": str, "visibility": str, "stdout_visibility": str, "tags": list, "extra_data": dict, "tests": list,
@@ -53,12 +52,33 @@ def check_schema(content: dict) -> None:
     assert "score" in content and len(json.dumps(content)) < 10 * LONGEST
 
 
+@pytest.mark.parametrize(
+    "status, seconds, stopped, words",
+    [
+        ("not attempted", 300.0, False, "a solution will take about"),
+        ("not attempted", 20.0, False, ""),
+        ("passed", 300.0, False, ""),
+        ("passed", 560.0, True, "stopped by the time-out of 600 s"),
+    ],
+)
+def test_a_container_that_is_too_slow_is_said_to_the_instructor_already_of_the_untouched_handout(
+    status, seconds, stopped, words
+):
+    graded = row(entry("2b.1", status), stopped=stopped)
+
+    slow = too_slow(graded, seconds, 600)
+
+    content = results(graded, COURSE, None, seconds, slow)
+    assert words in slow and bool(slow) == bool(words)
+    assert ("too_slow" in content["extra_data"]) == bool(words) and "too slow" not in content["output"]
+
+
 def of(region: str = "2b.1", *outcomes: tuple[str, str, str]) -> list:
     """Entries from (name, status, message)."""
     return [entry(region, status, message, name) for name, status, message in outcomes]
 
 
-def printed(*ranks: int, text: str = "hello") -> list[dict[str, Any]]:
+def printed(*ranks: int, text: str = "hello") -> list[dict[str, object]]:
     return [{"rank": rank, "ended": "raised at x.py:3", "stdout": text, "stderr": ""} for rank in ranks]
 
 

@@ -58,6 +58,12 @@ def test_a_lesson_s_file_that_is_missing_is_named_with_what_is_there_instead(tmp
     assert (repr(found) in " ".join(notes)) == (found not in ("notes.py", "run_glue.py"))
 
 
+def test_a_lesson_s_file_that_lies_deeper_is_named(tmp_path):
+    _, notes = choose(hand_in(tmp_path, "task2b/task2b/run_glue.py", "task1/a.py"), COURSE)
+
+    assert any("is it 'task2b_allreduce/task2b/run_glue.py'? Move it to task2b_allreduce" in note for note in notes)
+
+
 def test_what_is_not_handed_in_is_the_handouts_and_every_tree_has_files_of_its_own(tmp_path):
     clean = clean_files()
     write_tree(clean, choose(hand_in(tmp_path / "in", "task1/run_glue.py"), COURSE)[0], tmp_path / "tree")
@@ -86,6 +92,22 @@ def test_submissions_are_named_after_folders_and_zips_and_a_path_that_is_given_t
     paths = ("/x/alice.zip", "/x/bob", "/y/hand in.ZIP", "/y/carol/hw.zip", "/y/dan/hw.zip", "/x/./bob")
 
     assert names(*paths) == ["alice", "bob", "hand_in", "carol-hw", "dan-hw"]
+
+
+def test_submissions_that_gradescope_exported_have_the_ids_of_their_people_and_its_time(tmp_path):
+    (tmp_path / "submission_metadata.yml").write_text("""
+submission_12:
+  :submitters:
+  - {":name": Ada Byron, ":sid": '901', ":email": ab_12@u.edu}
+  - {":name": Carl Dai, ":sid": , ":email": cd34@u.edu}
+  :created_at: 2026-02-14 09:30:00.123456000 -05:00
+""")
+    paths = [tmp_path / name for name in ("submission_metadata.yml", "submission_12", "submission_13")]
+
+    first, second = name_all(paths)
+
+    assert (first.name, first.submitted) == ("901-ab_12-cd34-submission_12", "2026-02-14T09:30:00-05:00")
+    assert (second.name, second.submitted) == ("submission_13", "")
 
 
 @pytest.mark.parametrize("name", ["..", "a\nb", "\udcff", "x" * 300, "\U00020000" * 100, "<b>", "."])

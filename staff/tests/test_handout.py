@@ -136,6 +136,15 @@ def test_the_handout_holds_what_is_listed_without_the_solutions_and_the_staff_s_
     assert handout.files["README.md"] == b"# The course\n"
 
 
+def test_a_solved_handout_has_every_solution_where_a_student_would_have_written_it(tree):
+    solved, given = assemble(tree, solved=True), assemble(tree)
+
+    assert solved.problems == [] and solved.files.keys() == given.files.keys()
+    text = solved.files["common/lesson.py"].decode()
+    assert "    # TODO(cos598d) 1.2: average (2 lines)\n    running_total = sum(values)\n" in text
+    assert "# END TODO 1.2" in text and b"SOLUTION" not in solved.files["task1_single/run.py"]
+
+
 def test_building_again_gives_the_same_bytes_times_and_modes_and_the_zip_begins_with_the_readme(tree, tmp_path):
     def state(name: str) -> list:
         archive = write(assemble(tree), tmp_path / name / "handout")

@@ -9,12 +9,12 @@ from common.errors import InputError
 from staff.grade.roster import owners, read_roster, write_grades
 from staff.tests.rows import entry, row
 
-ROSTER = """id,name,partners,due,extension
-ab_12,Ada Byron,cd34,2026-02-13T23:59:00-05:00,
-cd34,Carl Dai,,,2026-02-20T23:59:00-05:00
-m.muster,Muster,,,
-m.muster-b,Müller,,,
-1007,,,,
+ROSTER = """id,name,partners,due,extension,submitted
+ab_12,Ada Byron,cd34,2026-02-13T23:59:00-05:00,,2026-02-15T07:10:00+01:00
+cd34,Carl Dai,,,2026-02-20T23:59:00-05:00,2026-02-15T07:10:00+01:00
+m.muster,Muster,,,,2026-02-15T07:10:00+01:00
+m.muster-b,Müller,,,,
+1007,,,,,
 """
 
 
@@ -56,6 +56,7 @@ def test_everybody_has_a_row_partners_share_a_hand_in_and_strangers_are_named(tm
         ("1007", "", "", "no hand-in"),
         ("", "1", "who", "no id of the roster is in its name"),
     ]
+    assert [line["late"] for line in lines] == ["1 d 2 h", "", "", "", "", ""]
     assert [line["due"] for line in lines[:2]] == ["2026-02-13T23:59:00-05:00", "2026-02-20T23:59:00-05:00"]
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 if TYPE_CHECKING:  # what a function finds in a rank
     from grader.inside.tools import Context, copy_of, hold, release
+    from grader.wire.values import Fields
     from tests.beyond.sharded_optimizer_memory import ends
     from tests.beyond.toy_in_rank import Toy
 
@@ -23,7 +24,7 @@ def is_in_memory(tensor: Tensor) -> bool:
     return tensor.untyped_storage().nbytes() >= needed
 
 
-def copy_in_memory(value: object) -> Any:
+def copy_in_memory(value: object) -> Tensor | None:
     """Return a copy of a tensor; None for a tensor without memory, and for anything else."""
     return copy_of(value) if isinstance(value, Tensor) and is_in_memory(value) else None
 
@@ -58,7 +59,7 @@ class BlocksToy(nn.Module):
     (the rank that is one key behind, or None); inputs: values (of each parameter), uses.
     """
 
-    def __init__(self, context: Context, inputs: dict[str, Any]) -> None:
+    def __init__(self, context: Context, inputs: Fields) -> None:
         arguments = context.arguments
         super().__init__()
         self.toy = Toy(arguments, self.reached)
@@ -68,7 +69,7 @@ class BlocksToy(nn.Module):
             parameter.data.copy_(value)
         self.blocks = [self._block(place, members) for place, members in enumerate(arguments["blocks"])]
         self.sharded: Any = None  # the student's model, once it is built
-        self.notes: dict[str, Any] = {}
+        self.notes: Fields = {}
 
     def _block(self, place: int, members: Sequence[int]) -> ToyBlock:
         return ToyBlock([self.toy.layers[k] for k in members], lambda h: self.compute(place, h))
@@ -139,9 +140,9 @@ def take_gradients_here(lesson: ModuleType, used: Callable[[Any], int]) -> None:
     Call it before the ShardedModel is made, which registers the hook.
     used: a function that returns how many parameters of a block get a gradient in backward.
     """
-    left: dict[Any, int] = {}
+    left: dict[object, int] = {}
 
-    def gradient_ready(self: Any, parameter: nn.Parameter) -> None:
+    def gradient_ready(self: object, parameter: nn.Parameter) -> None:
         parameter.grad = None
         piece = piece_of(self, parameter)
         left[piece] = (left.get(piece) or used(piece)) - 1  # 0 or nothing: a new backward begins

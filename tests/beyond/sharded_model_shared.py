@@ -67,7 +67,7 @@ def train(context: Context, lesson: ModuleType, inputs: Fields) -> object:
         return torch.optim.SGD(groups, lr=arguments["rate"])
 
     model.sharded = sharded = lesson.ShardedModel(model, model.blocks, make_optimizer)
-    report: dict[str, list[Any]] = {"finishes": [], "steps": [], "evaluations": []}
+    report: dict[str, list[object]] = {"finishes": [], "steps": [], "evaluations": []}
     for step, micros in enumerate(inputs["gradients"]):
         for number, gradients in enumerate(micros):
             context.event("backward", step=step, micro=number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from torch.optim import Optimizer
 
 if TYPE_CHECKING:  # what a function finds in a rank
     from grader.inside.tools import Context, copy_of, dtype_of, hold, release
+    from grader.wire.values import Fields
     from tests.beyond.toy_in_rank import Toy, run_backward
 
 
@@ -21,7 +23,7 @@ class ShardedToy:
     weight_decay, late (the rank that is one gradient behind, or None); inputs: values (of each parameter).
     """
 
-    def __init__(self, context: Context, lesson: ModuleType, inputs: dict[str, Any]) -> None:
+    def __init__(self, context: Context, lesson: ModuleType, inputs: Fields) -> None:
         arguments = context.arguments
         self.context, self.inputs, self.late = context, inputs, arguments["late"]
         self.toy = Toy(arguments, self.reached)
@@ -29,7 +31,7 @@ class ShardedToy:
             parameter.data.copy_(value)
         blocks = [nn.ModuleList([self.toy.layers[k] for k in block]) for block in arguments["blocks"]]
 
-        def make_optimizer(groups: list[dict[str, Any]]) -> Optimizer:
+        def make_optimizer(groups: list[Fields]) -> Optimizer:
             return getattr(torch.optim, arguments["optimizer"])(groups, **arguments["options"])
 
         options = {"weight_decay": arguments["weight_decay"], "stage": arguments["stage"]}
@@ -41,7 +43,7 @@ class ShardedToy:
         release(self.context, self.late)
         self.context.event("reached", key=key)
 
-    def run_step(self, step: int) -> Any:
+    def run_step(self, step: int) -> Iterator[int]:
         """Run backward of all micro-batches; yield its number after each finish(), which stage 1 calls once a step."""
         micros = len(self.inputs["uses"][step])
         for number in range(micros):
@@ -58,7 +60,7 @@ class ShardedToy:
         return [parameter.detach().clone() for parameter in self.toy.numbered]
 
 
-def described(name: str, values: list[Any]) -> dict[str, Any]:
+def described(name: str, values: Sequence[object]) -> Fields:
     """Return the tensor of each bucket, and its dtype."""
     tensors = {f"{name} {i}": copy_of(value) for i, value in enumerate(values)}
     return tensors | {f"{name} {i}'s dtype": dtype_of(value) for i, value in enumerate(values)}

@@ -103,8 +103,10 @@ def check_messages(grade: Grade) -> None:
 
 def check_memory(grade: Grade, stage: int, limits: list[Limit]) -> None:
     def measure(attempt: int) -> Result:
-        arguments = {"shape": SHAPE, "blocks": BLOCKS, "stage": stage, "rate": RATE, "betas": BETAS}
-        return run_measured(grade, measured_steps, check_values, factors=BLOCKS + 1, attempt=attempt, **arguments)
+        return run_measured(
+            grade, measured_steps, check_values, factors=BLOCKS + 1, attempt=attempt, shape=SHAPE, blocks=BLOCKS,
+            stage=stage, rate=RATE, betas=BETAS,
+        )  # fmt: skip
 
     def check_values(result: Result, factors: np.ndarray) -> None:
         """Check the mean gradients, and the blocks as Adam has left them; with stage 2 they stay what they are."""

@@ -22,5 +22,5 @@ def small_gpt2(sizes: Mapping[str, Any], weights: Mapping[str, Tensor]) -> GPT2L
     return model
 
 
-def gradients(model: nn.Module) -> dict[str, Any]:
+def gradients(model: nn.Module) -> dict[str, Tensor | None]:
     return {name: copy_of(parameter.grad) for name, parameter in model.named_parameters()}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, SupportsFloat
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from grader.grading import Grade
 from grader.in_rank import in_rank, run_alone
 from grader.wire import drawn
 from grader.wire.values import Fields
-from tests.beyond.tensor_shared import TensorCut
+from tests.beyond.tensor_shared import Index, TensorCut
 
 if TYPE_CHECKING:  # what a function finds in a rank
     from grader.inside.tools import Context, copy_of, torch
@@ -66,7 +66,7 @@ class StagePart(NamedTuple):
             return self.stages == 1 or f".h.{self.stage}." in name
         return {"wte": is_first or is_last, "wpe": is_first, "ln_f": is_last}[name.split(".")[1]]
 
-    def place(self, name: str) -> tuple[Any, ...]:
+    def place(self, name: str) -> Index:
         """Return an index that takes this rank's slice of a parameter."""
         in_block = ".".join(name.split(".")[3:])
         return (...,) if self.member is None else CUT.place(in_block, self.member)
@@ -113,7 +113,7 @@ class Model:
         }  # fmt: skip
 
 
-def number(what: str, value: Any) -> dict[str, Expected]:
+def number(what: str, value: SupportsFloat) -> dict[str, Expected]:
     """Expect the loss or the norm of one worker."""
     limit = 1e-4 * abs(float(value))
     return {what: Expected(np.asarray(value), f"{what} is not that of one worker", tolerance=Tolerance(limit=limit))}

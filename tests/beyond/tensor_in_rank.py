@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,7 @@ from transformers.pytorch_utils import Conv1D
 
 if TYPE_CHECKING:  # what a function finds in a rank
     from grader.inside.tools import Context, copy_of, dtype_of
+    from grader.wire.values import Fields
 
 
 def laid_out(tensor: Tensor, layout: str) -> Tensor:
@@ -22,17 +23,17 @@ def laid_out(tensor: Tensor, layout: str) -> Tensor:
     return tensor.t().contiguous().t() if layout == "transposed" else tensor.clone()
 
 
-def conv1d(weight: Tensor, bias: Tensor) -> Any:
+def conv1d(weight: Tensor, bias: Tensor) -> Conv1D:
     """Return a layer x W + b, as GPT-2 has them."""
     layer = Conv1D(weight.shape[1], weight.shape[0])
     layer.weight, layer.bias = nn.Parameter(weight.clone()), nn.Parameter(bias.clone())
     return layer
 
 
-def described(layer: nn.Module, whole: Any, given: Mapping[str, Tensor]) -> dict[str, Any]:
+def described(layer: nn.Module, whole: nn.Module, given: Mapping[str, Tensor]) -> Fields:
     """Return the parameters of a layer, and whether the whole layer `whole` has changed."""
     named = dict(layer.named_parameters())
-    report: dict[str, Any] = {"more": sorted(set(named) - {"weight", "bias"})}
+    report: Fields = {"more": sorted(set(named) - {"weight", "bias"})}
     for name in ("weight", "bias"):
         value = getattr(layer, name, None)
         report |= {name: copy_of(value), f"{name}'s dtype": dtype_of(value)}
@@ -45,7 +46,7 @@ def described(layer: nn.Module, whole: Any, given: Mapping[str, Tensor]) -> dict
     return report
 
 
-def both_ways(context: Context, name: str, module: nn.Module, x: Tensor, upstream: Tensor) -> dict[str, Any]:
+def both_ways(context: Context, name: str, module: nn.Module, x: Tensor, upstream: Tensor) -> Fields:
     """Return the output and all gradients of a module, and whether its input tensors are unchanged."""
     module.zero_grad()
     leaf, given = x.clone().requires_grad_(), upstream.clone()

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from types import EllipsisType
 
 import numpy as np
 
@@ -34,6 +34,8 @@ ONE, TWO, THREE = Ranks(1), Ranks(2), Ranks(3)
 PAIRS = Ranks(4, ((0, 2), (1, 3)))
 UNEVEN = Ranks(4, ((0, 1, 3), (2,)))
 ALL = (THREE, PAIRS, UNEVEN, ONE)
+
+Index = tuple[slice | list[int] | EllipsisType, ...]  # of a numpy array
 
 SLICED = {  # parameter -> the axis along which it is cut, and the field of Cut with the indices
     "attn.c_attn.weight": (1, "attention"), "attn.c_attn.bias": (0, "attention"),
@@ -69,7 +71,7 @@ class TensorCut:
         """Return the rows or columns of a parameter that a member of the group has."""
         return list(getattr(self, SLICED[name][1])[member])
 
-    def place(self, name: str, member: int) -> tuple[Any, ...]:
+    def place(self, name: str, member: int) -> Index:
         """Return an index that takes a member's slice of a parameter of the block."""
         if name not in SLICED:
             return (...,)

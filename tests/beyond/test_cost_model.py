@@ -111,7 +111,7 @@ def number(value: Any) -> float | str:
 
 
 @in_rank(uses=[number], join=False)
-def averages(context: Context, lesson: ModuleType, inputs: Any) -> object:
+def averages(context: Context, lesson: ModuleType, inputs: list[list[float]]) -> object:
     """Yield the seconds of one way to average in each case."""
     for size, workers, latency, bandwidth in inputs:
         function = getattr(lesson, context.arguments["calls"])
@@ -197,7 +197,7 @@ def check_averages(grade: Grade, calls: str, known: Mapping[Average, tuple[float
 def check_steps(grade: Grade, names: Sequence[str]) -> None:
     """Check these times of step_time in every case."""
     unit, _ = units(grade)
-    cases: list[Any] = []
+    cases: list[list[object]] = []
     every_step = [*STEPS, *draw_steps(grade)]
     for _, (forward, backward, optimizer, buckets), _ in every_step:
         pairs = [[ready * unit, communication * unit] for ready, communication in buckets]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import zip_longest
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -44,7 +45,7 @@ PLACES: dict[Sizes, tuple[tuple[int, int, int], ...]] = {  # for each rank: stag
 # --- what a rank does ---
 
 
-def lists_of_ranks(groups: Any) -> Any:
+def lists_of_ranks(groups: Any) -> list[list[int]] | str:
     """Return lists of lists of whole numbers as they are; anything else as a text."""
     are_lists = isinstance(groups, list) and all(isinstance(group, list) for group in groups)
     if are_lists and all(type(rank) is int for group in groups for rank in group):
@@ -53,7 +54,7 @@ def lists_of_ranks(groups: Any) -> Any:
 
 
 @in_rank(uses=[lists_of_ranks], join=False)
-def members(context: Context, lesson: ModuleType, _inputs: Any) -> object:
+def members(context: Context, lesson: ModuleType, _inputs: object) -> object:
     """Yield the groups of each grid, kind by kind."""
     from common.config import Grid
 
@@ -65,7 +66,7 @@ def members(context: Context, lesson: ModuleType, _inputs: Any) -> object:
             yield {"type": "groups"} | {kind: lists_of_ranks(groups) for kind, groups in value.items()}
 
 
-def as_list(ranks: Any) -> Any:
+def as_list(ranks: Iterable[int] | None) -> list[int] | str | None:
     """Return the argument of new_group as whole numbers; None for all ranks."""
     try:
         return None if ranks is None else [int(rank) for rank in list(ranks)][:64]
@@ -107,7 +108,7 @@ def train(context: Context, _lesson: ModuleType, inputs: Fields) -> object:
     a = context.arguments
     model = small_gpt2(a["sizes"], inputs["weights"])
 
-    def make_optimizer(parameters: Any) -> torch.optim.Optimizer:
+    def make_optimizer(parameters: list[dict]) -> torch.optim.Optimizer:
         return torch.optim.SGD(parameters, lr=a["rate"], momentum=a["momentum"])
 
     part = OnGrid(model, Grid(**a["grid"]), make_optimizer, weight_decay=0.0, micro_batches=a["micro_batches"])

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
@@ -41,7 +41,7 @@ Rule = Callable[[int, Sequence[Actions]], str]
 # --- what a rank does ---
 
 
-def plain(actions: Any, most: int) -> Any:
+def plain(actions: object, most: int) -> list[list[object]] | str:
     """Return (kind, micro-batch) of each action; a text if this is no list of actions."""
     if not isinstance(actions, list | tuple):
         return f"a {type(actions).__name__}"
@@ -55,7 +55,7 @@ def plain(actions: Any, most: int) -> Any:
 
 
 @in_rank(uses=[plain], join=False)
-def schedules(context: Context, lesson: ModuleType, _inputs: Any) -> object:
+def schedules(context: Context, lesson: ModuleType, _inputs: object) -> object:
     """Yield what the function returns for every stage of each size, in two calls, the second one by keyword."""
     for m, n in context.arguments["sizes"]:
         calls = [

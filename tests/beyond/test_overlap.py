@@ -156,7 +156,7 @@ def reduce_gradients(context: Context, lesson: ModuleType, inputs: Fields) -> ob
             reducer.finish()
         else:
             dist.barrier()  # so that all messages arrive
-        left = {f"parameter {k}": copy_of(parameter.grad) for k, parameter in enumerate(toy.numbered)}
+        left: Fields = {f"parameter {k}": copy_of(parameter.grad) for k, parameter in enumerate(toy.numbered)}
         left |= {f"dtype {k}": dtype_of(parameter.grad) for k, parameter in enumerate(toy.numbered)}
         left["replaced"] = any(getattr(bucket, "flat", None) is not flat for bucket, flat in flats)
         yield left | {"moved": [k for k, p in enumerate(toy.numbered) if not bool((p == 1).all())]}
@@ -254,7 +254,7 @@ class Reduced:
         for step in range(len(self.setting.uses)):
             left = [steps[step] for steps in self.result.values]
             got = {(rank, name): one for rank, own in enumerate(left) for name, one in own.items()}
-            expected: dict[Any, Expected] = {}
+            expected: dict[tuple[int, str], Expected] = {}
             for rank in range(self.ranks):
                 expected[rank, "moved"] = Expected([], "parameter {got} itself changed: only its gradient may")
                 for k in range(len(self.setting.shapes)):
@@ -264,7 +264,9 @@ class Reduced:
                 self.check_messages()  # a wrong message explains a wrong mean
             check(self.grade, where, got, expected, self.result)
 
-    def _after_step(self, step: int, rank: int, k: int, payloads: Payloads, replaced: bool) -> dict[Any, Expected]:
+    def _after_step(
+        self, step: int, rank: int, k: int, payloads: Payloads, replaced: bool
+    ) -> dict[tuple[int, str], Expected]:
         """Return the gradient, and its dtype, that a parameter of a rank must have at the end of a step."""
         if k in self.setting.frozen:
             message = f"parameter {k} requires no gradient, but has one"

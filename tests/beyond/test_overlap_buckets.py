@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ Case = Fields  # for buckets: sizes (numbers of elements), dtypes, bucket_bytes;
 
 
 @in_rank
-def make_buckets(context: Context, lesson: ModuleType, inputs: Any) -> object:
+def make_buckets(context: Context, lesson: ModuleType, inputs: list[Fields]) -> object:
     """Yield the buckets of each case, with a number for each parameter; -1 for anything else."""
     for case in inputs:
         sizes = zip(case["sizes"], case["dtypes"], strict=True)
@@ -38,7 +38,7 @@ def make_buckets(context: Context, lesson: ModuleType, inputs: Any) -> object:
 
 
 @in_rank
-def agree_on_order(context: Context, lesson: ModuleType, inputs: Any) -> object:
+def agree_on_order(context: Context, lesson: ModuleType, inputs: list[Fields]) -> object:
     """Yield the returned order of each case as numbers of parameters; the class of the result if it is no list."""
     for case in inputs:
         parameters = [nn.Parameter(torch.zeros(2)) for _ in range(case["count"])]

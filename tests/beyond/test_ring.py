@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -44,7 +44,7 @@ Cases = tuple[tuple[int, str], ...]  # (length, dtype)
 
 
 @in_rank
-def reduce_scatter(context: Context, lesson: ModuleType, inputs: Any) -> object:
+def reduce_scatter(context: Context, lesson: ModuleType, inputs: list[torch.Tensor]) -> object:
     """Yield the chunks that the student's function returns in each case, and the tensor itself afterwards."""
     for tensor, dtype in zip(inputs, context.arguments["dtypes"], strict=True):
         flat = tensor.to(getattr(torch, dtype)).clone()
@@ -54,7 +54,7 @@ def reduce_scatter(context: Context, lesson: ModuleType, inputs: Any) -> object:
 
 
 @in_rank
-def all_gather(context: Context, lesson: ModuleType, inputs: Any) -> object:
+def all_gather(context: Context, lesson: ModuleType, inputs: list[list[torch.Tensor]]) -> object:
     """Yield the chunks of each case as the student's function leaves them."""
     for tensors, dtype in zip(inputs, context.arguments["dtypes"], strict=True):
         chunks = [tensor.to(getattr(torch, dtype)).clone() for tensor in tensors]
@@ -89,7 +89,7 @@ def even(length: int, parts: int) -> list[int]:
     return [shorter + 1] * longer_ones + [shorter] * (parts - longer_ones)
 
 
-def exchanged(grade: Grade, function: RankFunction, cases: Cases, inputs: list[Any]) -> Result:
+def exchanged(grade: Grade, function: RankFunction, cases: Cases, inputs: Sequence[object]) -> Result:
     """Run one half of the ring. Fail for torch's own collectives, which give the same values."""
     ranks = list(range(len(inputs)))
     right, left = ranks[1:] + ranks[:1], ranks[-1:] + ranks[:-1]
@@ -111,7 +111,7 @@ def check_rounds(
     case: int,
     where: str,
     first: int,
-    values: Callable[[int, int, list[int]], Any],
+    values: Callable[[int, int, list[int]], np.ndarray],
     what: str,
 ) -> None:
     """Check every message. Chunk k starts `first` ranks to the right of rank k, and each rank passes it to the right.

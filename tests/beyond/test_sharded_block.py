@@ -88,7 +88,7 @@ def state(step: str, block: Any, parameters: Sequence[nn.Parameter]) -> Fields:
     }
 
 
-def gather_block(context: Context, lesson: ModuleType, dtype: str, values: list[Tensor], moves: list[Tensor]) -> Any:
+def gather_block(context: Context, lesson: ModuleType, dtype: str, values: list[Tensor], moves: list[Tensor]) -> Fields:
     """Gather a block twice, with and without start_gather, each time after one of `moves` is added to its shard."""
     parameters = [nn.Parameter(value.to(getattr(torch, dtype))) for value in values]
     context.event("__init__")
@@ -120,7 +120,7 @@ def gather_block(context: Context, lesson: ModuleType, dtype: str, values: list[
 
 
 @in_rank(uses=[TOY, BLOCKS, state, gather_block])
-def gather_blocks(context: Context, lesson: ModuleType, inputs: Any) -> object:
+def gather_blocks(context: Context, lesson: ModuleType, inputs: list[Fields]) -> object:
     """Return what each block has after each step. Argument: late, the rank that starts a gather after all others."""
     return [gather_block(context, lesson, **one) for one in inputs]
 

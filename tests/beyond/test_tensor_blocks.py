@@ -20,7 +20,7 @@ from grader.grading import Grade
 from grader.in_rank import in_rank, run, run_alone
 from grader.wire import drawn
 from grader.wire.values import Fields
-from tests.beyond.tensor_shared import HINTS, ONE, PAIRS, SLICED, THREE, TWO, Ranks, TensorCut, check_groups
+from tests.beyond.tensor_shared import HINTS, ONE, PAIRS, SLICED, THREE, TWO, Index, Ranks, TensorCut, check_groups
 
 if TYPE_CHECKING:  # what a function finds in a rank
     from grader.inside.tools import Context, Tensor, copy_of, dtype_of, own_group, torch
@@ -81,7 +81,7 @@ def columns(context: Context, lesson: ModuleType, inputs: Fields) -> object:
         yield {"columns": listed, "dtype": dtype_of(value), "heads": own_heads.tolist()}
 
 
-def plain_block(arguments: Mapping[str, Any], weights: Mapping[str, Tensor]) -> Any:
+def plain_block(arguments: Fields, weights: Mapping[str, Tensor]) -> Any:
     """Return a GPT2Block with these weights, in float64."""
     from transformers import GPT2Config
     from transformers.models.gpt2.modeling_gpt2 import GPT2Block
@@ -96,7 +96,7 @@ def plain_block(arguments: Mapping[str, Any], weights: Mapping[str, Tensor]) -> 
     return block
 
 
-def one_pass(context: Context, block: Any, inputs: Mapping[str, Tensor]) -> Fields:
+def one_pass(context: Context, block: torch.nn.Module, inputs: Mapping[str, Tensor]) -> Fields:
     """Return output and gradients of a forward and a backward pass."""
     block.zero_grad()
     x = inputs["x"].clone().requires_grad_()
@@ -198,7 +198,7 @@ class BlockRun:
     def indices(self, rank: int, name: str) -> list[int]:
         return self.cut.indices(name, self.ranks.among(rank).index(rank))
 
-    def place(self, rank: int, name: str) -> tuple[Any, ...]:
+    def place(self, rank: int, name: str) -> Index:
         """Return an index that takes a rank's slice of a parameter, or of its gradient."""
         return self.cut.place(name, self.ranks.among(rank).index(rank))
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -73,7 +73,7 @@ def functions(context: Context, lesson: ModuleType, inputs: Fields) -> object:
 
 
 @in_rank(uses=[IN_RANK])
-def layers(context: Context, lesson: ModuleType, inputs: Any) -> object:
+def layers(context: Context, lesson: ModuleType, inputs: list[Fields]) -> object:
     """Yield what both layers keep in each case, and what they compute alone and with a relu between them."""
     group = own_group(context)
     for dtype, given in zip(context.arguments["dtypes"], inputs, strict=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from tests.beyond.tensor_shared import ALL, Ranks, check_groups
 from tests.beyond.toy_shared import once_in_bfloat16
 
 if TYPE_CHECKING:  # what a function finds in a rank
-    from grader.inside.tools import Context, Tensor, copy_of, dtype_of, nn, own_group, torch
+    from grader.inside.tools import Context, Tensor, copy_of, dist, dtype_of, nn, own_group, torch
     from tests.beyond.tensor_in_rank import conv1d
 
 graded = pytest.mark.graded
@@ -34,7 +34,9 @@ WITHOUT = ((), ("norm.weight", "mlp.fc.bias"), SLICES, tuple(WHOLE), (), ("head.
 ZERO = len(WITHOUT) - 1  # the case in which the slices of the group's last rank are zero
 
 
-def mixed_model(lesson: ModuleType, part: Tensor, inside: int, outside: int, group: Any) -> Any:
+def mixed_model(
+    lesson: ModuleType, part: Tensor, inside: int, outside: int, group: dist.ProcessGroup | None
+) -> nn.ModuleDict:
     """Return a model with slices in several depths, a layer norm, and a parameter that two modules share."""
     first = conv1d(torch.zeros(inside, outside), torch.zeros(outside))
     second = conv1d(torch.zeros(outside, inside), torch.zeros(inside))
@@ -114,7 +116,7 @@ def check_norm(grade: Grade, ranks: Ranks) -> None:
 def expected_norm(members: list[Fields], own: int, case: int) -> Expected:
     """Expect the square of the norm of these gradients. `members`: the gradients of each member of a group."""
 
-    def squares(names: Any, gradients: Mapping[str, Any]) -> float:
+    def squares(names: Iterable[str], gradients: Mapping[str, Any]) -> float:
         return sum(float(np.sum(np.square(gradients[name]))) for name in names if gradients[name] is not None)
 
     n, slices = len(members), [squares(SLICES, gradients) for gradients in members]

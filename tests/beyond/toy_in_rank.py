@@ -7,13 +7,14 @@ that gradient.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:  # what a function finds in a rank
     from grader.inside.tools import Context, held_back
+    from grader.wire.values import Fields
 
 
 class Toy(nn.Module):
@@ -22,7 +23,7 @@ class Toy(nn.Module):
     reached: a function that is called when backward reaches the use with this key.
     """
 
-    def __init__(self, arguments: dict[str, Any], reached: Callable[[str], None]) -> None:
+    def __init__(self, arguments: Fields, reached: Callable[[str], None]) -> None:
         super().__init__()
         self.reached = reached
         self.layers = nn.ModuleList([nn.Module() for _ in arguments["shapes"]])
@@ -54,9 +55,7 @@ def note_reached(context: Context) -> Callable[[str], None]:
     return lambda key: context.event("reached", key=key)
 
 
-def run_backward(
-    context: Context, toy: Toy, inputs: dict[str, Any], step: int, number: int, late: int | None = None
-) -> None:
+def run_backward(context: Context, toy: Toy, inputs: Fields, step: int, number: int, late: int | None = None) -> None:
     """Run one micro-batch, between the events "backward" and "backward ended". Rank `late` begins after all others."""
     context.event("backward", step=step, micro=number)
     loss = toy(f"{step} {number}", inputs["uses"][step][number], inputs["gradients"][step][number])

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from grader.arithmetic import Tolerance
 from grader.call_checks import is_of_grader, waits_for_held_back
@@ -67,7 +68,7 @@ class Drawn(NamedTuple):
     computed: list[list[list[Arrays]]]
 
 
-def rounded(array: Any, dtype: str) -> np.ndarray:
+def rounded(array: ArrayLike, dtype: str) -> np.ndarray:
     """Return the numbers as a tensor of this dtype holds them, in float64."""
     return to_array(dtype, list(np.shape(array)), to_bytes(np.asarray(array, np.float32), dtype)).astype(np.float64)
 

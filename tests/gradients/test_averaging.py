@@ -112,7 +112,7 @@ def average(context: Context, lesson: ModuleType, inputs: Fields) -> object:
             else:
                 lesson.average_gradients(model)
         moved = [k for k, parameter in enumerate(parameters) if not bool((parameter == weight).all())]
-        left = {f"parameter {k}": copy_of(parameter.grad) for k, parameter in enumerate(parameters)}
+        left: Fields = {f"parameter {k}": copy_of(parameter.grad) for k, parameter in enumerate(parameters)}
         for k in arguments["infinite"]:
             left[f"parameter {k}"] = torch.nan_to_num(parameters[k].grad, **arguments["shown"])
         left |= {f"dtype {k}": dtype_of(parameter.grad) for k, parameter in enumerate(parameters)}
@@ -141,7 +141,8 @@ class OneParameter(NamedTuple):
         return np.full(self.all.shape[1:], value)
 
 
-MISTAKES: dict[str, Callable[[OneParameter], Any]] = {  # mistake -> what it leaves on the rank; the first that fits
+# mistake -> what it leaves on the rank; the first that fits
+MISTAKES: dict[str, Callable[[OneParameter], np.ndarray | None]] = {
     "the gradient is None: a collective (all_reduce, scatter) works in place and returns no tensor, so do not assign "
     "its result": lambda g: None,
     "every worker still has its own gradient, which was never passed to a collective: do you send param.grad (the "
@@ -169,7 +170,7 @@ MISTAKES: dict[str, Callable[[OneParameter], Any]] = {  # mistake -> what it lea
 }  # fmt: skip
 
 
-def mistakes_of(ranks: int) -> dict[str, Callable[[OneParameter], Any]]:
+def mistakes_of(ranks: int) -> dict[str, Callable[[OneParameter], np.ndarray | None]]:
     """Return the table of mistakes for a number of ranks; it is empty for one, whose mean is its own gradient."""
     if ranks == 1:
         return {}
@@ -182,11 +183,13 @@ def mistakes_of(ranks: int) -> dict[str, Callable[[OneParameter], Any]]:
     return MISTAKES | divisors
 
 
-def divided_by(number: int) -> Callable[[OneParameter], Any]:
+def divided_by(number: int) -> Callable[[OneParameter], np.ndarray]:
     return lambda g: g.all.sum(0) / number
 
 
-def mean_of(gradients: list[np.ndarray], rank: int, payloads: Payloads, total: float, limit: Any = None) -> Expected:
+def mean_of(
+    gradients: list[np.ndarray], rank: int, payloads: Payloads, total: float, limit: np.ndarray | float | None = None
+) -> Expected:
     """Expect the mean of one parameter's gradients on a rank."""
     one = OneParameter(np.asarray(gradients, np.float64), rank, payloads.include(rank, gradients[rank]))
     mean = np.asarray(one.all.mean(0))
@@ -210,7 +213,7 @@ def draw(grade: Grade, ranks: int, setting: AveragingSetting) -> Gradients:
             array.flat[0] = (np.inf, np.nan)[setting.infinite.index(k)]
         return np.asarray(values.to_array(dtype, [*array.shape], values.to_bytes(array, dtype)))
 
-    def of_call(rank: int, call: int) -> list[Any]:
+    def of_call(rank: int, call: int) -> list[np.ndarray | None]:
         arrays = drawn.gradients(grade.seed + 1_000_003 * call, rank, list(setting.shapes))
         return [one(rank, call, k, array) for k, array in enumerate(arrays)]
 
@@ -257,11 +260,13 @@ def check_each_call(
         check(grade, f"{again if call else ''}{where}{dtype}{mean}", got, expected, result)
 
 
-def after_call(setting: AveragingSetting, gradients: list[list[Any]], payloads: Payloads) -> dict[Any, Expected]:
+def after_call(
+    setting: AveragingSetting, gradients: list[list[Any]], payloads: Payloads
+) -> dict[tuple[int, str], Expected]:
     """Return what every rank must hold after a call. `gradients`: [rank][parameter], before it."""
     columns = [list(column) for column in zip(*gradients, strict=True)]
     total = norm([np.nan_to_num(np.mean(column, axis=0), **SHOWN) for column in columns if column[0] is not None])
-    expected: dict[Any, Expected] = {}
+    expected: dict[tuple[int, str], Expected] = {}
     for rank in range(len(gradients)):
         expected[rank, "moved"] = Expected([], "the parameters themselves changed: average only param.grad")
         for k, column in enumerate(columns):

@@ -14,18 +14,19 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 if TYPE_CHECKING:  # what it finds in a rank
+    from grader.wire.values import Fields
     from tests.pipeline.pipe_in_rank import PipeWatch
 
 RATE = 0.1  # of the SGD between two steps
 
 
-def config_of(arguments: dict[str, Any]) -> GPT2Config:
+def config_of(arguments: Fields) -> GPT2Config:
     sizes: dict[str, Any] = {"n_embd": 8, "n_head": 2, "n_positions": 12, "bos_token_id": 0, "eos_token_id": 0}
     sizes |= {"n_layer": arguments["blocks"], "vocab_size": arguments["vocabulary"]}
     return GPT2Config(**sizes, embd_pdrop=0.0, attn_pdrop=0.0, resid_pdrop=0.0)
 
 
-def plain_gpt2(arguments: dict[str, Any], seed: int) -> Any:
+def plain_gpt2(arguments: Fields, seed: int) -> GPT2LMHeadModel:
     """Return transformers' model, with weights so large that every layer matters."""
     torch.manual_seed(seed)
     model = GPT2LMHeadModel(config_of(arguments)).double()
@@ -34,15 +35,13 @@ def plain_gpt2(arguments: dict[str, Any], seed: int) -> Any:
     return model
 
 
-def first_blocks(arguments: dict[str, Any]) -> list[int]:
+def first_blocks(arguments: Fields) -> list[int]:
     """Return the number of the first block of every partition."""
     blocks, devices = arguments["blocks"], arguments["devices"]
     return [math.ceil(j * blocks / devices) for j in range(devices)]
 
 
-def steps_of(
-    model: Any, inputs: dict[str, Any], begin: Callable[[int], None] = lambda step: None
-) -> list[dict[str, Any]]:
+def steps_of(model: Any, inputs: Fields, begin: Callable[[int], None] = lambda step: None) -> list[Fields]:
     """Return loss and gradients of each step; after each, change the parameters as SGD does."""
     steps = []
     for step, (tokens, labels) in enumerate(zip(inputs["tokens"], inputs["labels"], strict=True)):
@@ -66,7 +65,7 @@ def steps_of(
 # --- a student's model ---
 
 
-def watch_blocks(event: Callable[..., None], blocks: list[Any]) -> None:
+def watch_blocks(event: Callable[..., None], blocks: list[nn.Module]) -> None:
     """Report every call of a block, with the number of examples, and whether it runs in the caller's thread."""
 
     def watched(number: int) -> Callable[..., None]:
@@ -81,7 +80,7 @@ def watch_blocks(event: Callable[..., None], blocks: list[Any]) -> None:
         block.register_forward_pre_hook(watched(number), with_kwargs=True)
 
 
-def let_meet(watch: PipeWatch, blocks: list[Any], arguments: Any) -> Callable[[int], None]:
+def let_meet(watch: PipeWatch, blocks: list[nn.Module], arguments: Fields) -> Callable[[int], None]:
     """Let the first block of every partition wait for its group. Returns begin(step), to be called before each step."""
     calls = Counter[int]()
 
@@ -106,7 +105,7 @@ def let_meet(watch: PipeWatch, blocks: list[Any], arguments: Any) -> Callable[[i
     return begin
 
 
-def names_of(model: Any) -> dict[str, set[str]]:
+def names_of(model: nn.Module) -> dict[str, set[str]]:
     """Return the names of all that a pipeline must not change: what is saved, parameters, modes and types."""
     modes = {
         f"{name or 'the model'} ({module.training})" for name, module in model.named_modules() if "h_pp" not in name
@@ -115,7 +114,7 @@ def names_of(model: Any) -> dict[str, set[str]]:
     return {"saved": set(model.state_dict()), "parameters": set(dict(model.named_parameters())), "modes": modes}
 
 
-def described(pipe: Any, blocks: list[Any]) -> dict[str, Any]:
+def described(pipe: Any, blocks: list[nn.Module]) -> Fields:
     """Return the parts of a Pipe: the numbers of the blocks in each partition, and the types of other layers in it."""
     kind = type(pipe).__name__[:60]
     if not hasattr(pipe, "partitions"):

@@ -13,10 +13,13 @@ import gc
 import queue
 import threading
 from collections import Counter
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
+
+if TYPE_CHECKING:  # what it finds in a rank
+    from grader.inside.context import Context
 
 Place = tuple[int, int]  # (micro-batch, partition)
 REFUSALS = 25  # how often a caller that does not wait is refused the result of a slow partition
@@ -65,7 +68,7 @@ def give_schedule(module: Any, given: Any) -> None:
     table = {(m, n): [[(i, j) for i, j in cycle] for cycle in cycles] for m, n, cycles in given}
     own = module._clock_cycles
 
-    def given_cycles(num_batches: int, num_partitions: int) -> Any:
+    def given_cycles(num_batches: int, num_partitions: int) -> Iterator[list[Place]]:
         """Return the given schedule, under the names of the region's own function: calls may use them."""
         size = num_batches, num_partitions
         return iter(table[size]) if size in table else own(*size)
@@ -85,7 +88,7 @@ class PipeWatch:
     groups: places that must be computed at the same time; slow: the first looks for a result find none.
     """
 
-    def __init__(self, context: Any, groups: Any = (), slow: bool = False) -> None:
+    def __init__(self, context: Context, groups: Iterable[Iterable[Sequence[int]]] = (), slow: bool = False) -> None:
         self.tell, self.patience, self.slow = context.event, context.arguments["patience"], slow
         self.groups = [{(int(i), int(j)) for i, j in group} for group in groups]
         self.changed = threading.Condition()
@@ -213,7 +216,7 @@ class WatchedTask:
     def __init__(self, watch: PipeWatch, task: Any, worker: int) -> None:
         self._watch, self._task, self._worker = watch, task, worker
 
-    def compute(self) -> Any:
+    def compute(self) -> object:
         task, self._task = self._task, None
         self._watch.queue_of[threading.get_ident()] = self._worker
         try:
@@ -228,7 +231,7 @@ class WatchedQueue:
     So a task that reads the variables of a loop when it runs never finds the values it was created with by luck.
     """
 
-    def __init__(self, original: Any, number: int, watch: PipeWatch, held: list) -> None:
+    def __init__(self, original: queue.Queue, number: int, watch: PipeWatch, held: list) -> None:
         self._original, self._number, self._watch, self._held = original, number, watch, held
 
     def _release(self) -> None:
@@ -236,7 +239,7 @@ class WatchedQueue:
         for original, task in tasks:
             original.put(task)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         self._release()
         self._watch.progress.unwatched = True
         return getattr(self._original, name)
@@ -254,7 +257,7 @@ class WatchedInQueue(WatchedQueue):
 class WatchedOutQueue(WatchedQueue):
     """Reports that the caller waits, and raises instead of waiting for a result that cannot arrive."""
 
-    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+    def get(self, block: bool = True, timeout: float | None = None) -> object:
         """Return the next result; raise queue.Empty or NeverArrives instead of waiting in vain."""
         self._release()
         limited = not block or timeout is not None
@@ -270,7 +273,7 @@ class WatchedOutQueue(WatchedQueue):
         self._watch.count(self._watch.progress.taken, self._number)
         return result
 
-    def get_nowait(self) -> Any:
+    def get_nowait(self) -> object:
         return self.get(block=False)
 
     def empty(self) -> bool:

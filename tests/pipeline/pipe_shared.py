@@ -13,6 +13,7 @@ from typing import Any
 
 from grader.grading import Grade
 from grader.in_rank import run_to_any_end
+from grader.ranks.calls import Event
 from grader.ranks.outcome import Result
 from grader.verdicts import Deadlocked, TimedOut
 from grader.wire.request import RankFunction
@@ -45,7 +46,11 @@ def split_sizes(batch: int, split_size: int) -> list[int]:
 
 
 def run_pipe(
-    grade: Grade, function: RankFunction, inputs: Sequence[Any], sizes: Sequence[Any] = (), **arguments: Any
+    grade: Grade,
+    function: RankFunction,
+    inputs: Sequence[object],
+    sizes: Sequence[tuple[int, int]] = (),
+    **arguments: Any,
 ) -> Result:
     """Run a student's Pipe. After a run that never returned, make no other: each would take as long again.
 
@@ -65,7 +70,7 @@ def run_pipe(
 class Watched:
     """Events of a rank: put and get of the caller, enter of the partitions."""
 
-    def __init__(self, events: Sequence[Any]) -> None:
+    def __init__(self, events: Sequence[Event]) -> None:
         self.events = events
         self.enters = self.named("enter")
         self.places = [(int(first), int(j)) for first, j in (enter["place"] for enter in self.enters)]

@@ -6,6 +6,7 @@ results, devices and errors, too. So every test also checks that partitions work
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +43,7 @@ class Trouble(Exception):  # noqa: N818 (a name that no student raises by chance
     """The error that a partition raises on purpose."""
 
 
-def watched_pipe(context: Any, lesson: Any) -> tuple[Any, list[Any]]:
+def watched_pipe(context: Context, lesson: Any) -> tuple[Any, list[WatchedStage]]:
     """Return a student's Pipe with watched queues, and its stages, on the argument `devices`.
 
     With `reshape`, a stage returns its result, and three times its result beside it: (B, ...) -> (B, ..., 2).
@@ -51,14 +52,14 @@ def watched_pipe(context: Any, lesson: Any) -> tuple[Any, list[Any]]:
     meet, slow, reshape = (arguments.get(name, False) for name in ("meet", "slow", "reshape"))
     watch = PipeWatch(context, arguments["cycles"] if meet else (), slow)
 
-    def computation(j: int) -> Any:
-        def compute(x: Any) -> Any:
+    def computation(j: int) -> Callable[[torch.Tensor], torch.Tensor]:
+        def compute(x: torch.Tensor) -> torch.Tensor:
             return torch.stack([x * (j + 2), x * 3 * (j + 2)], dim=-1) if reshape else x * (j + 2)
 
         return compute
 
     devices = [torch.device(name) for name in arguments["devices"]]
-    stages: list[Any] = [WatchedStage(watch, j, computation(j)) for j in range(len(devices))]
+    stages = [WatchedStage(watch, j, computation(j)) for j in range(len(devices))]
     lesson._split_module = lambda modules: ([nn.Sequential(stage) for stage in stages], devices)
     pipe = lesson.Pipe(nn.Sequential(*stages), 1)
     watch_queues(pipe, watch)
@@ -66,7 +67,7 @@ def watched_pipe(context: Any, lesson: Any) -> tuple[Any, list[Any]]:
 
 
 @in_rank(uses=[IN_RANK, watched_pipe], preload=["steps"], join=False)
-def compute(context: Context, lesson: ModuleType, inputs: Any) -> object:
+def compute(context: Context, lesson: ModuleType, inputs: list[torch.Tensor]) -> object:
     """Call compute for each of `cycles`; return what the micro-batches hold then, and the gradients of their inputs."""
     pipe, _ = watched_pipe(context, lesson)
     given = [batch.clone().requires_grad_() for batch in inputs]

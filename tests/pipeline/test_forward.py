@@ -67,7 +67,7 @@ class StandIns:
     Partition j makes factors[i, j] x + shifts[i, j] of micro-batch i; the last may change the shape.
     """
 
-    def __init__(self, numbers: Any, shape: str, last: str) -> None:
+    def __init__(self, numbers: Fields, shape: str, last: str) -> None:
         self.factors, self.shifts, self.shape, self.last = numbers["factors"], numbers["shifts"], shape, last
         self.report: Fields = {"asked": [], "pairs": [], "nested": False, "given": []}
 
@@ -102,7 +102,7 @@ class StandIns:
         return made.flatten(1).sum(dim=1) / 2 if self.shape == "flat" else torch.stack([made, -made], dim=-1)
 
 
-def content(batch: Any) -> Any:
+def content(batch: object) -> torch.Tensor | None:
     """Return a micro-batch as it is sent; zeros for one on the device "meta", which has no content."""
     if not torch.is_tensor(batch):
         return None
@@ -110,7 +110,7 @@ def content(batch: Any) -> Any:
 
 
 @in_rank(uses=[IN_RANK, content, StandIns], preload=["steps"], join=False)
-def forward(context: Context, lesson: Any, inputs: Any) -> object:
+def forward(context: Context, lesson: Any, inputs: list[Fields]) -> object:
     """Yield what each call of forward did, for all batches of all `settings`: its output, the arguments of the
     stand-ins, whether the output left the device `last`, and whether the input changed."""
     last = context.arguments["last"]
@@ -178,7 +178,7 @@ def calls_of(grade: Grade, settings: Sequence[ForwardSetting], last: str = "cpu"
     for setting, numbers in zip(settings, inputs, strict=True):
         for batch in numbers["batches"]:
             parts = np.split(batch, np.cumsum(split_sizes(len(batch), setting.split_size))[:-1])
-            outputs: list[Any] = parts
+            outputs: list[np.ndarray] = parts
             for j in range(setting.partitions):
                 outputs = [numbers["factors"][i, j] * x + numbers["shifts"][i, j] for i, x in enumerate(outputs)]
             yield ForwardCall(setting, batch, parts, [reshaped(x, setting.shape) for x in outputs], next(all_got))

@@ -92,7 +92,7 @@ def chunks(context: Context, lesson: ModuleType, inputs: Fields) -> object:
     from pipeline.model_parallel import GPT2LMHeadModelParallel  # the tree's own, which the script imports in main()
 
     for batch_size, n_chunk in context.arguments["settings"]:
-        model: Any = GPT2LMHeadModelParallel(config_of(context.arguments))
+        model = GPT2LMHeadModelParallel(config_of(context.arguments))
         config = {"model_parallel_mode": "pipeline_parallel", "batch_size": batch_size, "n_chunk": n_chunk}
         worker = SimpleNamespace(device=torch.device("cpu"))
         lesson.spread(SimpleNamespace(**config, no_cuda=True), worker, model)

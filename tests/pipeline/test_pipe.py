@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +42,7 @@ SETTINGS = ((2, 2, 8), (3, 3, 7), (2, 10, 4), (1, 2, 5), (3, 1, 4), (1, 1, 1))
 # --- what a rank does ---
 
 
-def layer_of(weight: Any, bias: Any) -> Any:
+def layer_of(weight: torch.Tensor, bias: torch.Tensor) -> nn.Module:
     """Return a layer (B, 1 + D) -> (B, 1 + D): tanh(W x + b) of all columns but the first, which marks the example."""
 
     class Layer(nn.Module):
@@ -98,7 +98,7 @@ def pipe(context: Context, lesson: ModuleType, inputs: Fields) -> object:
 # --- what is right ---
 
 
-def plain(weights: Sequence[Any], biases: Sequence[Any], x: Any, loss_weight: Any) -> Arrays:
+def plain(weights: Sequence[np.ndarray], biases: Sequence[np.ndarray], x: np.ndarray, loss_weight: Any) -> Arrays:
     """Return output and gradients of the same model without a pipe, for the loss (output * loss_weight).sum()."""
     hidden = [x[:, 1:]]
     for weight, bias in zip(weights, biases, strict=True):
@@ -118,7 +118,13 @@ class Whole:
     """
 
     def __init__(
-        self, grade: Grade, stages: int, split_size: int, sizes: list[int], meet: Any = (), calls: int = 0
+        self,
+        grade: Grade,
+        stages: int,
+        split_size: int,
+        sizes: list[int],
+        meet: Iterable[shared.Pairs] = (),
+        calls: int = 0,
     ) -> None:
         draw = np.random.default_rng([grade.seed, stages, split_size, *sizes])
         self.grade, self.sizes, self.split_size = grade, sizes, split_size

@@ -40,7 +40,7 @@ def limited(number: int) -> int:
     return max(-(10**6), min(10**6, number))
 
 
-def pairs_of(cycle: Any, most: int) -> Any:
+def pairs_of(cycle: Any, most: int) -> list[list[int]] | str:
     """Return the pairs of one clock cycle, or a text that says what it is instead."""
     from operator import index
 
@@ -61,7 +61,7 @@ def pairs_of(cycle: Any, most: int) -> Any:
     return pairs
 
 
-def cycles_of(schedule: Any, clocks: int, most: int) -> Any:
+def cycles_of(schedule: Any, clocks: int, most: int) -> list[list[list[int]] | str] | str:
     """Return the pairs of each clock cycle; a text in place of a cycle that changes later."""
     from itertools import islice
 

@@ -5,7 +5,7 @@ A case is drawn from its answer: first the partitions, then layers that belong i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -31,9 +31,9 @@ WRONG_DEVICES = (
 # --- what a rank does ---
 
 
-def built(layer: Any, leaves: list[Any], label: Any) -> Any:
+def built(layer: Layer, leaves: list[nn.Module], label: Callable[..., nn.Module]) -> nn.Module:
     """Build a layer from its description, and append it to `leaves`; build a Sequential for a nest."""
-    module: Any
+    module: nn.Module
     if "layers" in layer:
         module = nn.Sequential(*(built(inner, leaves, label) for inner in layer["layers"]))
     else:
@@ -42,17 +42,17 @@ def built(layer: Any, leaves: list[Any], label: Any) -> Any:
     return label(module, layer["label"]) if layer["label"] else module
 
 
-def inventory(modules: Any) -> list[tuple[str, int]]:
+def inventory(modules: nn.Module) -> list[tuple[str, int]]:
     """Return all modules by name with their mode, and all parameters by name with their device."""
     parts = [(f"{name}: {type(part).__name__} {part.training}", id(part)) for name, part in modules.named_modules()]
     return parts + [(f"{name} on {p.device} {p.requires_grad}", id(p)) for name, p in modules.named_parameters()]
 
 
-def described(result: Any, leaves: list[Any]) -> Any:
+def described(result: object, leaves: list[nn.Module]) -> Fields | str:
     """Return the devices, and each partition's class with the numbers of its layers; a text if the form is wrong."""
     from itertools import islice
 
-    def kind(value: Any) -> str:
+    def kind(value: object) -> str:
         return type(value).__name__[:60]
 
     if not isinstance(result, tuple | list) or len(result) != 2 or type(result[0]) is nn.Sequential:
@@ -75,7 +75,7 @@ def described(result: Any, leaves: list[Any]) -> Any:
 def split(context: Context, lesson: ModuleType, inputs: Fields) -> object:
     """Yield what _split_module returns for each model, and what it changes."""
     for number, layers in enumerate(context.arguments["models"]):
-        leaves: list[Any] = []
+        leaves: list[nn.Module] = []
         modules = nn.Sequential(*(built(layer, leaves, lesson.WithDevice) for layer in layers))
         before = inventory(modules)
         context.during = f"_split_module of model {number}"

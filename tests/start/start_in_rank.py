@@ -22,7 +22,10 @@ import torch.distributed as dist
 from transformers import GPT2Config, GPT2LMHeadModel
 
 if TYPE_CHECKING:  # what it finds in a rank
+    from multiprocessing.process import BaseProcess
+
     from grader.inside.tools import Context
+    from grader.wire.values import Fields
 
 WORK_TIME = 0.3  # seconds a worker works after all others have started, unless the script waits for it
 
@@ -35,7 +38,7 @@ def watch_joins() -> None:
     real workers take longer than any limit."""
     join = multiprocessing.process.BaseProcess.join
 
-    def watched(self: Any, timeout: float | None = None) -> None:
+    def watched(self: BaseProcess, timeout: float | None = None) -> None:
         if timeout is None and self.pid:
             Path(f"waited_for.{self.pid}").touch()
         join(self, None if timeout is None else min(timeout, 0.05))
@@ -43,7 +46,7 @@ def watch_joins() -> None:
     setattr(multiprocessing.process.BaseProcess, "join", watched)  # noqa: B010 (mypy: a method is not assigned to)
 
 
-def make_work(arguments: dict[str, Any]) -> Callable[[int, object], None]:
+def make_work(arguments: Fields) -> Callable[[int, object], None]:
     """Return a work() that notes its arguments, and whether all other workers run at the same time.
 
     Arguments: workers (how many), slowest (the rank that works longest), patience (seconds in which all processes must
@@ -66,7 +69,7 @@ def make_work(arguments: dict[str, Any]) -> Callable[[int, object], None]:
     return work
 
 
-def notes_of_workers(here: int) -> dict[str, Any]:
+def notes_of_workers(here: int) -> Fields:
     """Return what the workers have noted; `here` is the script's own process."""
     started = [path.name.split(".") for path in Path().glob("started.*")]
     return {
@@ -152,7 +155,7 @@ def meet_at_a_free_port() -> None:
     init_process_group = dist.init_process_group
 
     @functools.wraps(init_process_group)
-    def join(backend: Any = None, init_method: Any = None, *arguments: Any, **keywords: Any) -> None:
+    def join(backend: str | None = None, init_method: str | None = None, *arguments: Any, **keywords: Any) -> None:
         os.environ["MASTER_PORT"] = port
         if init_method and init_method.startswith("tcp://"):
             init_method = f"tcp://127.0.0.1:{port}"

@@ -7,7 +7,7 @@ numbers of which each rank knows only its own, and every rank must receive the s
 from __future__ import annotations
 
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pytest
@@ -93,7 +93,7 @@ def sums_over_group(own: Tensor) -> list[Tensor]:
     uses=["tests/training/config_in_rank.py", set_environment, refuse_to_join, sums_over_group], preload=["scripts"],
     first="refuse_to_join", join=False,
 )  # fmt: skip
-def join_group(context: Context, lesson: ModuleType, inputs: Any) -> Fields:
+def join_group(context: Context, lesson: ModuleType, inputs: Tensor) -> Fields:
     """Call join(config), or setup(rank, world_size, backend), and return what it leaves."""
     import os
 

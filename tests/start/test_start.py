@@ -93,7 +93,7 @@ def run_script(context: Context, lesson: ModuleType, inputs: Fields) -> Fields:
 
 
 @in_rank(uses=[IN_RANK], preload=PRELOAD, join=False)
-def train_alone(context: Context, lesson: ModuleType, inputs: Any) -> list[float]:
+def train_alone(context: Context, lesson: ModuleType, inputs: torch.Tensor) -> list[float]:
     """Return the losses of one worker that trains on all blocks in every step. Runs beside no student's file."""
     from common.arguments import parse_gpt2_arguments
     from common.optim import build_optimizer

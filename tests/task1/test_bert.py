@@ -19,6 +19,8 @@ from grader.in_rank import in_rank, run, run_alone
 from grader.wire.values import Fields
 
 if TYPE_CHECKING:  # what a function finds in a rank
+    from transformers import BertModel
+
     from grader.inside.tools import Context, copy_of, nn, torch, unchanged
     from tests.training.config_in_rank import make_config
 
@@ -43,7 +45,7 @@ LOGITS = Tolerance(limit=1e-4)  # in float32 they are off by 1e-6
 # --- what a rank does ---
 
 
-def save_tiny_bert(context: Context) -> Any:
+def save_tiny_bert(context: Context) -> BertModel:
     """Save a BERT without a head, as checkpoints are, in ./pretrained. Arguments: checkpoint_seed, vocabulary."""
     from transformers import BertConfig, BertModel
 
@@ -52,7 +54,7 @@ def save_tiny_bert(context: Context) -> Any:
         vocab_size=context.arguments["vocabulary"], hidden_size=8, num_hidden_layers=1, num_attention_heads=2,
         intermediate_size=16, max_position_embeddings=16,
     )  # fmt: skip
-    model: Any = BertModel(config)
+    model = BertModel(config)
     for weight in model.parameters():  # none left at 0 or 1, where loaded and new weights would look alike
         nn.init.normal_(weight.data, std=0.5)
     model.save_pretrained("pretrained")
@@ -60,7 +62,7 @@ def save_tiny_bert(context: Context) -> Any:
     return model
 
 
-def describe(model: Any, settings: list[str]) -> Fields:
+def describe(model: nn.Module, settings: list[str]) -> Fields:
     """Return what the model of load_model() has; None or nothing for parts that it does not have."""
     body, head = getattr(model, "bert", None), getattr(model, "classifier", None)
     weights = body.state_dict() if body is not None else {}

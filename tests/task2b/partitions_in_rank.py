@@ -7,11 +7,16 @@ import pickle
 import random
 import reprlib
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Subset  # noqa: F401 (DataLoader: for what is sent beside this file)
+from torch.utils.data import DataLoader, Dataset, Subset  # noqa: F401 (DataLoader: for what is sent beside this file)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from grader.wire.values import Fields
 
 MORE_THAN_ANY = 200  # more than all examples, batches or partitions: if a program gives so many, it never ends
 
@@ -26,11 +31,11 @@ class Data:
     def __len__(self) -> int:
         return len(self.items)
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: int) -> str:
         self.reads += 1
         return self.items[index]
 
-    def __setitem__(self, index: Any, example: Any) -> None:
+    def __setitem__(self, index: int, example: str) -> None:
         """Allow a partitioner to shuffle the caller's data: this is reported, which says more than a crash."""
         self.items[index] = example
 
@@ -43,7 +48,7 @@ class Owned:
         self._items, self._sizes = list(data.items), list(sizes)
         self._generators = generators()
 
-    def changed(self) -> dict[str, Any]:
+    def changed(self) -> Fields:
         """Return whether the data changed, the sizes if they did, and the names of generators that moved."""
         now = generators()
         return {
@@ -53,7 +58,7 @@ class Owned:
         }
 
 
-def generators() -> dict[str, Any]:
+def generators() -> dict[str, object]:
     """Return the states of the global random generators, by the names under which programs use them."""
     states = {"random": random.getstate(), "numpy.random": pickle.dumps(np.random.get_state())}
     return states | {"torch": torch.get_rng_state().tolist()}
@@ -107,7 +112,7 @@ class GivenPartitions:
         self.given = partitions
         self.asked = False
 
-    def __call__(self, data: Any, sizes: Any = (0.7, 0.2, 0.1), seed: int = 1234) -> GivenPartitions:
+    def __call__(self, data: Any, sizes: object = (0.7, 0.2, 0.1), seed: int = 1234) -> GivenPartitions:
         self.data, self.partitions, self.asked = data, [list(part) for part in self.given], True
         return self
 
@@ -122,13 +127,13 @@ class GivenPartition(Subset):
         super().__init__(data, list(index))
 
     @property
-    def data(self) -> Any:
+    def data(self) -> Dataset:
         return self.dataset
 
     @property
-    def index(self) -> Any:
+    def index(self) -> Sequence[int]:
         return self.indices
 
     @index.setter
-    def index(self, index: Any) -> None:
+    def index(self, index: Sequence[int]) -> None:
         self.indices = index

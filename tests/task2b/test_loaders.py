@@ -51,15 +51,15 @@ NO_BATCH: Loaded = {"instead": "", "batches": [], "again": [], "changed": {"data
 # --- what a rank does; its inputs are the texts of its data ---
 
 
-def loaded(lesson: ModuleType, inputs: Any, batch: int, collates: bool, place: dict[str, int]) -> Fields:
+def loaded(lesson: ModuleType, inputs: list[str], batch: int, collates: bool, place: dict[str, int]) -> Fields:
     """Return what partition_dataset returns, and the batches of two epochs."""
     collated: list[int] = []
 
-    def collate(examples: list[Any]) -> list[Any]:
+    def collate(examples: list[object]) -> list[object]:
         collated.append(len(examples))
         return list(examples)
 
-    def epoch(loader: Any) -> list[list[str]]:
+    def epoch(loader: DataLoader) -> list[list[str]]:
         return [[text(example) for example in examples] for examples in islice(loader, MORE_THAN_ANY)]
 
     owned = Owned(Data(inputs), [])
@@ -82,7 +82,7 @@ def loaded(lesson: ModuleType, inputs: Any, batch: int, collates: bool, place: d
 
 
 @in_rank(uses=[IN_RANK, loaded])
-def load(context: Context, lesson: Any, inputs: Any) -> object:
+def load(context: Context, lesson: Any, inputs: list[str]) -> object:
     """Yield what partition_dataset gives this rank of a process group for each of `cases`, a number of examples and a
     total batch. `given`: partitions that it must use."""
     arguments = context.arguments
@@ -96,7 +96,7 @@ def load(context: Context, lesson: Any, inputs: Any) -> object:
 
 
 @in_rank(uses=[IN_RANK, loaded], join=False)
-def load_for_each(context: Context, lesson: ModuleType, inputs: Fields) -> object:
+def load_for_each(context: Context, lesson: ModuleType, inputs: list[str]) -> object:
     """Yield what partition_dataset gives each rank that is passed to it, without a process group."""
     arguments = context.arguments
     for rank in range(arguments["workers"]):

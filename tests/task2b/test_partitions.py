@@ -60,7 +60,7 @@ UNSEEDED = (
 
 
 @in_rank(uses=[IN_RANK], join=False)
-def partition(context: Context, lesson: ModuleType, inputs: Any) -> object:
+def partition(context: Context, lesson: ModuleType, inputs: list[str]) -> object:
     """Return the examples of Partition(data, index), one by one and in a loop."""
     for kind in (list, tuple, np.array):
         index: Any = kind(context.arguments["index"])
@@ -83,7 +83,7 @@ def partition(context: Context, lesson: ModuleType, inputs: Any) -> object:
 
 
 @in_rank(uses=[IN_RANK], join=False)
-def partitioners(context: Context, lesson: ModuleType, inputs: Any) -> object:
+def partitioners(context: Context, lesson: ModuleType, inputs: list[str]) -> object:
     """Yield, for each of `cases`, a number of examples and the sizes: the partitions for several seeds, and those of
     two later partitioners, one of them for more data."""
     arguments = context.arguments
@@ -103,7 +103,7 @@ def partitioners(context: Context, lesson: ModuleType, inputs: Any) -> object:
 
 
 @in_rank(uses=[IN_RANK], join=False)
-def use(context: Context, lesson: ModuleType, inputs: Any) -> object:
+def use(context: Context, lesson: ModuleType, inputs: list[str]) -> object:
     """Yield, for each of `cases`, the examples of use(k) for every partition, in two rounds, and the partitions before
     and after."""
     for length, sizes in context.arguments["cases"]:
@@ -134,7 +134,7 @@ def on_data(grade: Grade, function: RankFunction, ranks: int, length: int, **arg
     return run(grade, function, [texts(grade, length)] * ranks, **arguments).values
 
 
-def numbered(grade: Grade, value: Any) -> Any:
+def numbered(grade: Grade, value: object) -> Any:
     """Replace each example in lists, nested to any depth, by its number, and anything else by -1."""
     places = {example: place for place, example in enumerate(texts(grade, 400))}
 
@@ -244,7 +244,7 @@ def check_exactly_once(grade: Grade, length: int, sizes: list[float], parts: lis
         grade.fail(f"{of}, {len(missing)} are in no partition, for instance {min(missing)}: round without losing any")
 
 
-def lengths_of(parts: Any) -> list[int]:
+def lengths_of(parts: list[list[int]] | str) -> list[int]:
     """Return the lengths of partitions; an empty list if they are no lists of indices."""
     return [] if isinstance(parts, str) else [len(part) for part in parts]
 

@@ -55,7 +55,7 @@ def call_in_each_case(context: Context, lesson: ModuleType, inputs: Fields) -> o
             yield float(value) if isinstance(value, int | float) else repr(value)[:80]
 
 
-def results(grade: Grade, function: str, cases: list[Any]) -> list[Any]:
+def results(grade: Grade, function: str, cases: list[tuple]) -> list[Any]:
     """Return what a function returns in each case."""
     (values,) = run(grade, call_in_each_case, [{}], calls=function, cases=[list(case) for case in cases]).values
     kind = float if function == "iterations_per_epoch" else list

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pytest
@@ -39,7 +39,7 @@ CONVERT = "send gradient.to(dtype), which is a new tensor: the gradient itself k
 # --- what a rank does ---
 
 
-def as_text(entry: Any) -> dict[str, str]:
+def as_text(entry: object) -> dict[str, str]:
     """Return the values of an entry as text, a shape as a list and a dtype without `torch.`."""
     if not isinstance(entry, dict):
         return {"class": type(entry).__name__}
@@ -78,7 +78,7 @@ def average_and_record(context: Context, lesson: ModuleType, inputs: Fields) -> 
         with unchanged(model) as changed:
             context.event("begin")
             lesson.sync_gradients(model, context.world_size, getattr(torch, arguments["dtype"]), sent)
-        left = {f"parameter {k}": copy_of(parameter.grad) for k, parameter in enumerate(parameters)}
+        left: Fields = {f"parameter {k}": copy_of(parameter.grad) for k, parameter in enumerate(parameters)}
         left |= {f"dtype {k}": dtype_of(parameter.grad) for k, parameter in enumerate(parameters)}
         moved = [k for k, parameter in enumerate(parameters) if not bool((parameter == weight).all())]
         yield left | {"moved": moved, "changed": changed, "sent": [as_text(entry) for entry in sent]}
@@ -131,7 +131,7 @@ def entry_of(call: Call) -> dict[str, str]:
             "bytes": str(size)}  # fmt: skip
 
 
-def value_of(name: str, value: Any, mistakes: Mapping[str, Any]) -> Expected:
+def value_of(name: str, value: object, mistakes: Mapping[str, object]) -> Expected:
     """Expect a value. If a known mistake leaves the one that we got, the message ends with this mistake."""
     sentence = f"{name}: expected {{expected}}, got {{got}}"
     return Expected(value, sentence, mistakes={f"{sentence}: {cause}": left for cause, left in mistakes.items()})
@@ -144,7 +144,7 @@ def check_entries(grade: Grade, where: str, entries: list[dict[str, str]], sent:
     same_object = "all entries are the same object: create a new dict for each"
     last = entry_of(sent[-1].call) if sent else {}  # if all entries are one dict, each has the values of the last one
     got = {(number, name): value for number, entry in enumerate(entries, 1) for name, value in entry.items()}
-    expected: dict[Any, Expected] = {}
+    expected: dict[tuple[int, str], Expected] = {}
     for number, sending in enumerate(sent, 1):
         right = entry_of(sending.call)
         elements, first = int(right["elements"]), str(next(iter(sending.call.shape), 1))

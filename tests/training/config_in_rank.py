@@ -3,12 +3,18 @@
 Sent to ranks as source, see grader/in_rank.py.
 """
 
+from __future__ import annotations
+
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # what it finds in a rank
+    from grader.inside.tools import Context
+    from grader.wire.values import Fields
 
 # The graders' optimizer ignores weight_decay and warmup_steps. If a loop applies them itself, its values are wrong.
-DEFAULTS: dict[str, Any] = {
+DEFAULTS: dict[str, object] = {
     "output_dir": Path("out"), "overwrite_output_dir": True, "model_name_or_path": "", "tokenizer_name": "",
     "data_dir": None, "weight_decay": 0.1, "adam_epsilon": 1e-8, "warmup_steps": 2, "max_steps": 0, "dropout": None,
     "no_cuda": True, "profile": False, "timeline": 0, "check_gradients": False, "backend": "gloo",
@@ -21,7 +27,7 @@ DEFAULTS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def make_config(context: Any, kind: str, **values: object) -> Any:
+def make_config(context: Context, kind: str, **values: object) -> Any:
     """Return a GlueConfig or Gpt2Config for this rank."""
     from common import config as configs
 
@@ -31,13 +37,13 @@ def make_config(context: Any, kind: str, **values: object) -> Any:
     return config(**{field.name: values[field.name] for field in fields(config)})
 
 
-def watch_record(context: Any, record: Any) -> None:
+def watch_record(context: Context, record: object) -> None:
     """Let a record note every loss and all metrics that it gets, and the type of each that is no number."""
 
-    def loss(value: Any = None, *_: object) -> dict[str, Any]:
+    def loss(value: object = None, *_: object) -> Fields:
         return {"value": number(value), "type": type_unless(value, int, float)}
 
-    def evaluation(epoch: Any = None, metrics: Any = None, *_: object) -> dict[str, Any]:
+    def evaluation(epoch: object = None, metrics: object = None, *_: object) -> Fields:
         metrics = metrics if isinstance(metrics, dict) else {}
         return {
             "epoch": epoch if isinstance(epoch, int) else -1,

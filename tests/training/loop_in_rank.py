@@ -21,7 +21,9 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers.modeling_outputs import CausalLMOutput, SequenceClassifierOutput
 
 if TYPE_CHECKING:  # what a function finds in a rank
+    from common.config import GlueConfig, Gpt2Config
     from grader.inside.tools import Context, copy_of, surroundings
+    from grader.wire.values import Fields
     from tests.training.config_in_rank import make_config, watch_record
 
 LOSS_SCALE = 40.0  # small_models.LOSS_SCALE
@@ -31,7 +33,7 @@ Weights = dict[str, Tensor]
 # --- models ---
 
 
-def by_name(parameters: Iterable[Any]) -> dict[str, Any]:
+def by_name(parameters: Iterable[nn.Parameter]) -> dict[str, nn.Parameter]:
     """Return parameters by the names of their drawn weights, however many wrappers are around the model."""
     return {parameter.drawn_as: parameter for parameter in parameters if hasattr(parameter, "drawn_as")}
 
@@ -61,7 +63,7 @@ class SmallModel(nn.Module):
     """A model that notes every forward and backward pass."""
 
     note: Callable[..., None]  # Context.event; of the class, so that a model can be copied
-    left: ClassVar[dict[str, Any]] = {}  # what the random generators were after the latest forward
+    left: ClassVar[dict[str, object]] = {}  # what the random generators were after the latest forward
 
     def note_forward(self, ids: Tensor) -> None:
         """Note which examples these are, by their first token, the mode, a number that dropout would draw, and which
@@ -104,8 +106,9 @@ class Classifier(SmallModel):
         self.classifier.bias = drawn_parameter(weights, "bias")  # (C,)
 
     def forward(
-        self, input_ids: Any = None, attention_mask: Any = None, token_type_ids: Any = None, labels: Any = None
-    ) -> Any:
+        self, input_ids: Any = None, attention_mask: object = None, token_type_ids: object = None,
+        labels: Tensor | None = None,
+    ) -> SequenceClassifierOutput:  # fmt: skip
         self.note_forward(input_ids)
         logits = self.classifier(self.bert(input_ids).mean(dim=1))  # (B, T, D) -> (B, D) -> (B, C)
         loss = None
@@ -126,7 +129,9 @@ class LanguageModel(SmallModel):
         self.lm_head = nn.Linear(width, vocabulary, bias=False, device="meta")
         self.lm_head.weight = self.transformer.embedding.weight
 
-    def forward(self, input_ids: Any = None, labels: Any = None, attention_mask: Any = None) -> Any:
+    def forward(
+        self, input_ids: Any = None, labels: Tensor | None = None, attention_mask: object = None
+    ) -> CausalLMOutput:
         self.note_forward(input_ids)
         logits = self.lm_head(self.transformer(input_ids))  # (B, T, D) -> (B, T, V)
         loss = None
@@ -165,7 +170,7 @@ class Sgd(torch.optim.SGD):
 OPTIMIZERS: list[Sgd] = []  # in the order in which they were built
 
 
-def make_optimizer(config: Any, model: nn.Module) -> Sgd:
+def make_optimizer(config: GlueConfig | Gpt2Config, model: nn.Module) -> Sgd:
     OPTIMIZERS.append(Sgd(model, config.learning_rate))
     return OPTIMIZERS[-1]
 
@@ -186,7 +191,9 @@ def watch_library(context: Context) -> None:
 
     SmallModel.note = Sgd.note = staticmethod(context.event)
 
-    def build_optimizer(config: object, model: nn.Module, steps_per_epoch: int) -> Any:
+    def build_optimizer(
+        config: GlueConfig | Gpt2Config, model: nn.Module, steps_per_epoch: int
+    ) -> tuple[Sgd, LambdaLR]:
         optimizer = make_optimizer(config, model)
         return optimizer, build_schedule(config, optimizer, steps_per_epoch)
 
@@ -194,7 +201,7 @@ def watch_library(context: Context) -> None:
         context.event("build", steps_per_epoch=steps_per_epoch)
         return LambdaLR(optimizer, lambda step: 1 / (1 + step))
 
-    def clip(parameters: Any, max_norm: Any, *_: Any, **__: Any) -> dict[str, Any]:
+    def clip(parameters: object, max_norm: float, *_: object, **__: object) -> Fields:
         return {"gradients": gradients(), "limit": float(max_norm)}
 
     optim.build_optimizer, optim.build_schedule = build_optimizer, build_schedule  # type: ignore[assignment]
@@ -207,10 +214,10 @@ def watch_library(context: Context) -> None:
 # --- train() ---
 
 
-MODELS: dict[str, Callable[[Weights], Any]] = {"glue": Classifier, "gpt2": LanguageModel}  # script -> model
+MODELS: dict[str, Callable[[Weights], SmallModel]] = {"glue": Classifier, "gpt2": LanguageModel}  # script -> model
 
 
-def run_train(context: Context, lesson: Any, inputs: dict[str, Any]) -> None:
+def run_train(context: Context, lesson: Any, inputs: Fields) -> None:
     """Call train() of a script as its main() does. Arguments: script, config, and what its data needs, see below."""
     from common.record import Record
     from common.workers.process_group import Worker
@@ -218,7 +225,7 @@ def run_train(context: Context, lesson: Any, inputs: dict[str, Any]) -> None:
     arguments = context.arguments
     glue = arguments["script"] == "glue"
     config = make_config(context, "GlueConfig" if glue else "Gpt2Config", **arguments["config"])
-    worker: Any = Worker(context.rank, context.world_size)
+    worker = Worker(context.rank, context.world_size)
     record: Any = Record(config, worker)
     watch_record(context, record)
     record.dtype, record.sent = torch.float32, []  # which only task 4's record has
@@ -235,7 +242,7 @@ def run_train(context: Context, lesson: Any, inputs: dict[str, Any]) -> None:
     lesson.train(config, worker, model, *data, record)
 
 
-def glue_data(context: Context, config: Any, inputs: dict[str, Any]) -> tuple[Any, ...]:
+def glue_data(context: Context, config: GlueConfig, inputs: Fields) -> tuple[object, ...]:
     """Return the data of a run_glue.py: the first examples, as many as the argument `train` says, train."""
     from common.data.glue import TASKS, Features, GlueData
 
@@ -247,7 +254,7 @@ def glue_data(context: Context, config: Any, inputs: dict[str, Any]) -> tuple[An
     return (GlueData(TASKS[config.task_name], features(slice(train)), features(slice(train, None))),)
 
 
-def gpt2_data(context: Context, config: Any, inputs: dict[str, Any]) -> tuple[Any, ...]:
+def gpt2_data(context: Context, config: Gpt2Config, inputs: Fields) -> tuple[object, ...]:
     """Return a loader and the validation blocks; all blocks if the script makes its loader (without `loaded`)."""
     blocks: Any = list(inputs["ids"])
     validation = list(inputs["validation"])

@@ -205,7 +205,7 @@ def tolerance(gradients: Arrays) -> Tolerance:
     return Tolerance(max(norm(gradients), SMALL), SLACK)
 
 
-def used(gradients: StepGradients, got: Mapping[str, Any]) -> Arrays:
+def used(gradients: StepGradients, got: Mapping[str, np.ndarray | None]) -> Arrays:
     """Return which of USED the optimizer used, times its factor; the right gradients if it used none of them."""
     for make in USED:
         candidate = make(gradients)

@@ -5,8 +5,6 @@ What averaging itself leaves is judged in tests/gradients/test_averaging.py.
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from grader.call_checks import must_be_own_calls
@@ -55,8 +53,8 @@ def check_kept(training: Training) -> None:
         message = "--pytest True: expected gradients to be kept once, in the first step"
         raise training.grade.lacking(training.result, message)
     own = [training.gradient(rank, 0, trace.unfinished.examples)[1] for rank, trace in enumerate(training.ranks)]
-    got: dict[Any, Any] = {}
-    expected: dict[Any, Expected] = {}
+    got: dict[tuple[int, str], object] = {}
+    expected: dict[tuple[int, str], Expected] = {}
     for rank, (kept,) in enumerate(events):
         for name, right in mean(own).items():
             mistakes = {"the kept gradients are this worker's own: average in this run, too": own[rank][name]}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -96,7 +96,7 @@ def check_wrapped(grade: Grade, script: str) -> None:
         short = {call.dtype for one in result.ranks for call in one.calls} & {"float16", "bfloat16"}
         rounded = f"gradients travel as {min(short)}, which rounds them: leave out what converts them" if short else ""
         total = max(map(reference.norm, own))  # where the ranks' gradients cancel, their rounding errors do not
-        expected: dict[Any, Expected] = {}
+        expected: dict[tuple[int, str], Expected] = {}
         for rank in range(ranks):
             for name, right in reference.mean(own).items():
                 mistakes: Fields = {

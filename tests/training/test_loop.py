@@ -34,6 +34,7 @@ from tests.training.loop_shared import (
 
 graded = pytest.mark.graded
 CRASHES = loop.CRASHES
+Place = tuple[int, str]  # rank, name
 SAME = 5e-5  # of a metric: a run in float32 is off by up to 5e-6
 
 
@@ -165,10 +166,10 @@ def check_parameters(training: Training, number: int) -> None:
         check(training.grade, f"before step {number + 1} on rank {rank}, ", got, expected)
 
 
-def gradients_of(training: Training, number: int, where: str = "") -> tuple[dict[Any, Any], dict[Any, Expected]]:
+def gradients_of(training: Training, number: int, where: str = "") -> tuple[dict[Place, Any], dict[Place, Expected]]:
     """Return the gradients of a step by rank and name, and what is right. `where` begins each mistake's sentence."""
-    got: dict[Any, Any] = {}
-    expected: dict[Any, Expected] = {}
+    got: dict[Place, Any] = {}
+    expected: dict[Place, Expected] = {}
     for rank, gradients in training.step_gradients(number).items():
         step = training.ranks[rank].steps[number]
         if missing := [name for name in training.names if name not in step.data["gradients"]]:

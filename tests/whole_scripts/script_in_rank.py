@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from transformers import BertForSequenceClassification
 
 if TYPE_CHECKING:  # what it finds in a rank
+    from common.config import GlueConfig
     from grader.inside.tools import Context
+    from grader.wire.values import Fields
     from tests.task1.test_bert import save_tiny_bert
     from tests.training.config_in_rank import watch_record
 
@@ -37,12 +39,12 @@ def prepare_script(context: Context) -> None:
         return glue.Features(ids, torch.ones_like(ids), torch.zeros_like(ids), labels)
 
     @contextlib.contextmanager
-    def group(config: Any, join: Any = None) -> Iterator[process_group.Worker]:
+    def group(config: GlueConfig, join: Callable[[GlueConfig], object] | None = None) -> Iterator[process_group.Worker]:
         if join is not None:
             join(config)
         yield process_group.Worker(config.rank, config.world_size)
 
-    def load_glue(config: Any, tokenizer: Any) -> Any:
+    def load_glue(config: GlueConfig, tokenizer: object) -> glue.GlueData:
         parts = features(slice(arguments["train"])), features(slice(arguments["train"], None))
         return glue.GlueData(glue.TASKS[config.task_name], *parts)
 
@@ -54,11 +56,11 @@ def prepare_script(context: Context) -> None:
         return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
     class WatchedRecord(record.Record):
-        def __init__(self, config: Any, worker: Any) -> None:
+        def __init__(self, config: GlueConfig, worker: process_group.Worker) -> None:
             super().__init__(config, worker)
             watch_record(context, self)
 
-        def describe(self, model: Any, train: int, dev: int) -> None:
+        def describe(self, model: torch.nn.Module, train: int, dev: int) -> None:
             self.model = model
             event("weights", weights=weights(model))
             super().describe(model, train, dev)
@@ -67,7 +69,7 @@ def prepare_script(context: Context) -> None:
             event("trained", weights=weights(self.model))
             super().write()
 
-    def note(self: Any, input_ids: Any, *arguments: Any, **keywords: Any) -> dict:
+    def note(self: torch.nn.Module, input_ids: torch.Tensor, *arguments: object, **keywords: object) -> Fields:
         return {"first": input_ids[:, 0].tolist(), "training": self.training, "grad": torch.is_grad_enabled()}
 
     context.spy(BertForSequenceClassification, "forward", "forward", note)

@@ -9,7 +9,7 @@ here for the whole batch, from the weights at the start and the examples that we
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -31,7 +31,7 @@ from tests.training.test_ddp import must_be_run_by_reducer
 from tests.training.test_sampling import orders_of_one_worker
 
 if TYPE_CHECKING:  # what a function finds in a rank
-    from grader.inside.tools import Context, torch
+    from grader.inside.tools import Context, Tensor, torch
     from tests.whole_scripts.script_in_rank import run_main
 
 graded = pytest.mark.graded
@@ -55,7 +55,13 @@ def run_script(context: Context, lesson: ModuleType, inputs: Fields) -> None:
     run_main(context, lesson)
 
 
-def adamw(a: Any, weights: Any, gradients: Any, moments: Any, number: int) -> None:
+def adamw(
+    a: Fields,
+    weights: Mapping[str, Tensor],
+    gradients: Mapping[str, Tensor],
+    moments: Mapping[str, tuple[Tensor, Tensor]],
+    number: int,
+) -> None:
     """Clip, and take a step of AdamW (Loshchilov and Hutter, 2019, algorithm 2) as in common/optim.py, in place."""
     norm = torch.sqrt(sum((gradient.square().sum() for gradient in gradients.values()), torch.zeros(())))
     factor, rate = min(1.0, a["limit"] / (float(norm) + 1e-6)), a["rate"] * (1 - number / len(a["steps"]))
@@ -85,7 +91,7 @@ def train_alone(context: Context, lesson: ModuleType, inputs: Fields) -> Fields:
     moments = {name: (torch.zeros_like(tensor), torch.zeros_like(tensor)) for name, tensor in weights.items()}
     losses, logits = [], []
 
-    def output(**arguments: Any) -> Any:
+    def output(**arguments: torch.Tensor) -> Any:
         return torch.func.functional_call(model, weights, (), arguments)
 
     for number, parts in enumerate(a["steps"]):

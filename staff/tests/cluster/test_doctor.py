@@ -73,6 +73,17 @@ def test_a_node_with_other_code_or_packages_is_named():
     assert packages.startswith("fix   packages: differs from node0: node3 has torch 2.9.0: run make setup there")
 
 
+def test_a_changed_file_of_the_course_is_another_state_and_an_installed_package_is_not(tmp_path):
+    def changed(name: str) -> bool:
+        before = doctor.code_state(tmp_path)["code"]
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("changed = True\n")
+        return doctor.code_state(tmp_path)["code"] != before
+
+    names = ("submit.py", "common/config.py", "common/workers/machine.py", ".venv/lib/torch.py", "common/README.md")
+    assert [changed(name) for name in names] == [True, True, True, False, False]
+
+
 @pytest.mark.medium
 @pytest.mark.parametrize("hosts", [0, 2])
 def test_this_machine_or_all_hosts_are_examined_compared_and_measured(ssh, hosts):

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -167,7 +166,7 @@ def leftovers(mark: Path) -> list[str]:
 )
 def test_stopped_at_any_moment_it_leaves_nothing(tmp_path, number, moments):
     command = ["-m", "cluster.emulate", "--nodes", "3", "--", "sleep", "1000"]
-    quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
     for moment in moments:
         with started(*command, env=os.environ | {"MARK": str(tmp_path)}, start_new_session=True, **quiet) as process:
             time.sleep(moment)  # any moment will do: while it starts, builds, runs
@@ -179,7 +178,7 @@ def test_stopped_at_any_moment_it_leaves_nothing(tmp_path, number, moments):
 @needs_namespaces
 def test_a_shell_opens_on_the_node_that_was_named_and_ends_with_the_tool_that_was_killed(tmp_path):
     environment = os.environ | {"MARK": str(tmp_path), "SHELL": "sh"}
-    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with started("-m", "cluster.emulate", "--nodes", "2", "--shell", "node1", env=environment, **pipes) as process:
         assert process.stdin and process.stdout
         process.stdin.write(b"hostname\n")

@@ -1,7 +1,6 @@
 """GLUE files as they really are, which of them a run reads, the cache of features, and the official metrics."""
 
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +18,7 @@ RTE = "index|sentence1|sentence2|label"
 MNLI = "index|promptID|pairID|genre|sentence1_binary_parse|sentence2_binary_parse|sentence1_parse|sentence2_parse"
 STS_B = "index|genre|filename|year|old_index|source1|source2|sentence1|sentence2|score"
 # For each task: the published header, the columns of the texts and of the label, and a label with its number.
-COLUMNS: dict[str, tuple[Any, ...]] = {
+COLUMNS: dict[str, tuple[str, tuple[int, ...], int, dict[str, float]]] = {
     "cola": ("", (3,), 1, {"0": 0, "1": 1}),
     "sst-2": ("sentence|label", (0,), 1, {"0": 0, "1": 1}),
     "mrpc": ("Quality|#1 ID|#2 ID|#1 String|#2 String", (3, 4), 0, {"0": 0, "1": 1}),

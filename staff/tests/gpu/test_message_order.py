@@ -49,14 +49,14 @@ class Program:
         self.steps.append(("start", Transfer(key, messages)))
         return SentHandle(self, self.steps[-1][1])
 
-    def one(self, is_send: bool) -> Callable[..., Any]:
-        def call(tensor: object, peer: int, group: Any = None) -> SentHandle:
+    def one(self, is_send: bool) -> "Callable[..., SentHandle]":
+        def call(tensor: object, peer: int, group: object = None) -> SentHandle:
             return self.start((group, min(self.rank, peer), max(self.rank, peer)), [(is_send, peer)])
 
         call.__name__ = "isend" if is_send else "irecv"
         return call
 
-    def batch(self, messages: Sequence[Any]) -> "list[SentHandle]":
+    def batch(self, messages: Sequence[dist.P2POp]) -> "list[SentHandle]":
         """Stand for batch_isend_irecv."""
         return [self.start((None,), [(one.op.__name__ == "isend", one.peer) for one in messages])]
 

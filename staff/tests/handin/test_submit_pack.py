@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from course.table import load_course
+from handin.student import make_student, remembered
 from staff.grade.submissions import write_files
 from staff.tests.handouts import solved_handout
 
@@ -99,11 +100,29 @@ def test_the_graders_points_are_shown_and_packed_without_messages_that_differ_fr
 
 
 @pytest.mark.parametrize(
+    "netid, name, stem",
+    [
+        ("m.muster", "Madonna", "m.muster_Madonna"),
+        ("jan-willem", "X", "jan-willem_X"),
+        ("ab_12", "John Smith 3rd", "ab_12_John_Smith_3rd"),
+        ("山田.1", "山田 太郎", "山田.1_山田_太郎"),
+        ("a@uni.edu", "अनिल मेहता", "a@uni.edu_अनिल_मेहता"),
+        ("1007", "Conan O'Brien-Ó", "1007_Conan_OBrien-Ó"),
+    ],
+)
+def test_ids_and_names_of_real_people_make_file_names_and_are_remembered(netid, name, stem):
+    student = make_student(netid, name)
+
+    assert student.stem == stem and remembered(f"# Report\n\n{student.lines}More <!-- x -->") == student
+
+
+@pytest.mark.parametrize(
     "words, message",
     [
         ("pack --netid ab1", "--name"),
-        ("pack --netid a/b --name A\u00a0B", "error: --netid: expected letters and digits"),
-        ("pack --netid ab1 --name Ada", "error: --name: expected first and last name"),
+        ("pack --netid a/b --name A\u00a0B", "error: --netid: expected letters, digits, dots and hyphens"),
+        ("pack --netid .. --name A\u00a0B", "error: --netid: expected letters, digits, dots and hyphens"),
+        ("pack --netid ab1 --name ...", "error: --name: expected a name"),
         ("pack --netid " + "a" * 300 + " --name A\u00a0B", "error: --netid, --name: expected at most 200 bytes"),
         ("report --netid ab1", "error: give both --netid and --name"),
         ("report --runs nowhere", "error: --runs: there is no folder nowhere"),

@@ -13,6 +13,8 @@ from pathlib import Path
 from statistics import fmean, median
 
 import pytest
+from fpdf import FPDF
+from matplotlib import font_manager
 from PIL import Image
 
 from cluster.demo import ladder, two_workers
@@ -20,7 +22,9 @@ from cluster.launch import free_port
 from common.errors import InputError
 from common.paths import ROOT
 from course.table import load_course
+from handin import pdf
 from handin.pdf import markdown_to_pdf
+from handin.records import find_runs
 from handin.report import build_report, sections_of
 from staff.grade.submissions import write_files
 from staff.tests.handouts import solved_handout
@@ -130,6 +134,17 @@ def test_every_figure_is_that_of_the_records(tree):
     assert f"| 1 | 1 | 8 | {row['training_time']:.3f} | {row['tokens_per_second']:.0f} |" in text
     figures = re.findall(r"\]\((figures/\w+\.png)\)", text)
     assert len(figures) == 10 and all((tree / "report" / name).stat().st_size > 5000 for name in figures)
+
+
+def test_of_two_runs_that_are_long_enough_the_one_in_its_own_folder_counts(tree):
+    runs = tree / "runs"
+    shutil.copytree(runs / "task3_ddp", runs / "again")
+    for name, iterations in (("task3_ddp", 40), ("again", 48)):
+        for file in (runs / name).glob("rank*.json"):
+            record = json.loads(file.read_text())
+            file.write_text(json.dumps(record | {"iterations": (record["iterations"] * 8)[:iterations]}))
+
+    assert [run.name for run in find_runs(runs, tree).of("task3")] == ["task3_ddp", "again"]
 
 
 def test_the_demo_shows_mean_losses_the_bytes_of_root_and_others_and_the_speed_of_all(tree, monkeypatch):
@@ -339,3 +354,16 @@ def test_whatever_a_student_writes_becomes_pages_and_the_same_text_the_same_byte
     pdfs = {markdown_to_pdf("\n\n".join(unusual), folder, "T", "Jos\u00e9") for _ in range(2)}
 
     assert len(pdfs) == 1 and len(re.findall(rb"/Subtype /Image", pdfs.pop())) == 2
+
+
+def test_letters_that_our_fonts_lack_come_from_fonts_of_the_system_and_the_rest_is_named(monkeypatch):
+    other = pdf.FONTS / "STIXGeneral.ttf"
+    letter = min(pdf._letters_of(other) - pdf._letters_of(pdf.FONTS / "DejaVuSans.ttf"))
+    monkeypatch.setattr(font_manager, "findSystemFonts", lambda: [str(other)])
+    pages = FPDF()
+
+    missing = pdf.add_fonts_for(f"a \u05d0 {letter} \u5f20", pages)
+
+    assert missing == {"\u5f20"} and len(pages.fonts) == 1
+    pages.fonts["other0"].ttfont.close()
+    assert markdown_to_pdf("# \u5f20 \u4f1f, \u05e9\u05dc\u05d5\u05dd", Path(), "T", "\u5f20")

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.nn.functional import cross_entropy
@@ -59,7 +58,7 @@ class RunByHand:
 
 
 def train(
-    model: Any,
+    model: torch.nn.Module,
     batches: Callable[[int], Sequence[Sequence[Batch]]],
     evaluate: Callable[[], dict[str, float]],
     flags: Flags,

@@ -4,7 +4,6 @@ import argparse
 import json
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
@@ -17,7 +16,7 @@ from staff.tests.tasks import by_hand
 from staff.tests.tasks.one_process import command
 from task4_traffic import compare, counters, expected
 from task4_traffic.compare import check_comparable, extrapolations, read_run, volume
-from task4_traffic.counters import HEAD, Counter, Sample, rates, read_counters, read_kernel
+from task4_traffic.counters import HEAD, Counted, Counter, Sample, interface_counters, rates, read_counters
 
 # --- a run of two workers with real gloo, on the loopback interface ---
 
@@ -132,30 +131,26 @@ def test_a_rate_is_read_in_the_words_of_tc_and_nothing_else_is_one(text, bits):
 
 # --- the kernel's counters ---
 
-KERNEL_TEXT = """Inter-|   Receive             |  Transmit
- face |bytes packets errs drop fifo frame compressed multicast|bytes packets errs drop fifo colls carrier compressed
-    lo:  100  2  0  0  0  0  0  0  100  2  0  0  0  0  0  0
-  eth0:{received}  7  0  0  0  0  0  0  {sent}  8  0  0  0  0  0  0
-"""
+
+def counted(received: int, sent: int) -> dict[str, Counted]:
+    return {"lo": (100, 100, 2, 2), "eth0": (received, sent, 7, 8)}
 
 
-def kernel_file(path: Path, received: int, sent: int) -> Path:
-    path.write_text(KERNEL_TEXT.format(received=received, sent=sent))
-    return path
-
-
-def test_interfaces_are_read_also_without_a_blank_after_the_colon(tmp_path):
-    counted = read_kernel(KERNEL_TEXT.format(received=5_000_000_000, sent=6))
-
-    assert counted == {"lo": (100, 100, 2, 2), "eth0": (5_000_000_000, 6, 7, 8)}
+def test_the_interfaces_of_this_machine_are_read_and_another_one_is_refused(tmp_path):
+    assert all(min(row) >= 0 for row in interface_counters().values())
     with pytest.raises(InputError, match="expected one of eth0, lo; got 'eth7'"):
-        Counter("eth7", tmp_path / "c.csv", kernel=kernel_file(tmp_path / "dev", 1, 1))
+        Counter("eth7", tmp_path / "c.csv", read=lambda: counted(1, 1))
 
 
 def test_a_mark_is_in_the_file_at_once_and_a_file_cut_off_in_a_line_is_read(tmp_path):
-    kernel = kernel_file(tmp_path / "dev", 10, 20)
-    counter = Counter("eth0", tmp_path / "c.csv", kernel=kernel, per_second=0.001)
-    kernel_file(kernel, 40, 70)
+    readings = iter([counted(9, 20), counted(10, 20), counted(40, 70)])
+    last = [counted(0, 0)]
+
+    def read() -> dict[str, Counted]:
+        last[0] = next(readings, last[0])
+        return last[0]
+
+    counter = Counter("eth0", tmp_path / "c.csv", read=read, per_second=0.001)
     counter.mark("window 1 begins")
 
     whole = read_counters(tmp_path / "c.csv")

@@ -1,0 +1,109 @@
+"""Write the points of a graded class into the table that a learning platform exports, and imports again.
+
+    python -m staff.export canvas graded/ gradebook.csv --column "Assignment 1 (31337)" > import.csv
+    python -m staff.export moodle graded/ worksheet.csv > import.csv
+
+canvas: the grade book, as Grades > Export gives it. moodle: the grading worksheet of the assignment. The class must be
+graded with --roster. A row belongs to a person if one of its cells is the id, an address that begins with the id, or
+"Participant ID". All other cells stay what they are, and so do rows of people without a hand-in.
+"""
+
+import argparse
+import csv
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from common.errors import InputError, exit_on_input_error
+
+GRADES = "grades.csv"
+MOODLE_GRADE, MOODLE_MOST = "Grade", "Maximum Grade"
+CANVAS_MOST = "Points Possible"  # in the first cell of the row with the most points of each column
+Row = dict[str, str]
+
+
+def read_table(path: Path) -> list[Row]:
+    """Return the rows of a table with a heading. Raises InputError if it is none."""
+    try:
+        rows = list(csv.DictReader(path.read_text(encoding="utf-8-sig").splitlines()))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"{path}: expected a table in UTF-8, with commas between its columns; got {error}") from None
+    if not rows or any(None in row or None in row.values() for row in rows):
+        raise InputError(f"{path}: expected a heading, and rows with as many cells; export it again")
+    return rows
+
+
+def read_grades(graded: Path) -> dict[str, Row]:
+    """Return the rows of grades.csv by the person's id; those without a hand-in or a person are left out."""
+    if not (graded / GRADES).exists():
+        raise InputError(f"{graded}: expected {GRADES}; run staff.grade with --roster, which names everybody")
+    return {row["id"].casefold(): row for row in read_table(graded / GRADES) if row["id"] and row["score"]}
+
+
+def points(grade: Row) -> int:
+    return int(grade["score"]) + int(grade["bonus"])
+
+
+def ids_in(row: Row) -> set[str]:
+    """Return what may be the id of the person that a row is about."""
+    cells = [cell.strip().casefold() for cell in row.values()]
+    return {*cells, *(cell.partition("@")[0] for cell in cells), *(cell.removeprefix("participant ") for cell in cells)}
+
+
+def fill(rows: Sequence[Row], column: str, grades: dict[str, Row]) -> set[str]:
+    """Write the points of each person into a column. Return the ids for which there is a row.
+
+    Raises:
+        InputError: no such column, or a row with the ids of two people.
+    """
+    if column not in rows[0]:
+        raise InputError(f"--column: expected one of {', '.join(map(repr, rows[0]))}; got {column!r}")
+    filled = set[str]()
+    for row in rows:
+        ids = ids_in(row) & grades.keys()
+        if len(ids) > 1:
+            raise InputError(f"a row has the ids of several people ({', '.join(sorted(ids))}); choose other ids")
+        for id in ids:
+            row[column] = str(points(grades[id]))
+        filled |= ids
+    return filled
+
+
+def most_points(platform: str, rows: Sequence[Row], column: str) -> float | None:
+    """Return the most points that the platform expects in this column, if the table says it."""
+    cells = [row.get(MOODLE_MOST, "") for row in rows]
+    if platform == "canvas":
+        cells = [row[column] for row in rows if next(iter(row.values())).strip() == CANVAS_MOST]
+    try:
+        return float(cells[0].replace(",", ".")) if cells and cells[0] else None
+    except ValueError:
+        return None
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m staff.export", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("platform", choices=("canvas", "moodle"))
+    parser.add_argument("graded", type=Path, metavar="DIR", help="what staff.grade has written")
+    parser.add_argument("table", type=Path, metavar="CSV", help="the table that the platform has exported")
+    parser.add_argument("--column", default="", help="the assignment's column (moodle: Grade)")
+    options = parser.parse_args(argv)
+    if options.platform == "canvas" and not options.column:
+        raise InputError('canvas: name the assignment\'s column, such as --column "Assignment 1 (31337)"')
+    grades, rows = read_grades(options.graded), read_table(options.table)
+    column = options.column or MOODLE_GRADE
+    filled = fill(rows, column, grades)
+    expected, most = most_points(options.platform, rows, column), max(int(row["max_score"]) for row in grades.values())
+    if expected is not None and expected != most:
+        raise InputError(f"the platform expects at most {expected:g} points, the course has {most}: set {most} there")
+    table = csv.DictWriter(sys.stdout, rows[0], lineterminator="\n")
+    table.writeheader()
+    table.writerows(rows)
+    for id in sorted(grades.keys() - filled):
+        print(f"note: {options.table} has no row for {grades[id]['id']}", file=sys.stderr)
+    print(f"{len(filled)} of {len(rows)} rows have points", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    exit_on_input_error(main)

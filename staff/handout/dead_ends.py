@@ -1,0 +1,155 @@
+"""Makes the Markdown of a handout follow the course, and finds what leads nowhere in it: links, commands, regions.
+
+Of what the source has and this handout does not, a link becomes plain text; a row of a table, a command in a block of
+code, a picture and a sentence that name it are left out; a command for a region asks for one that the course has.
+Whatever then still leads nowhere is a mistake in the text, in any course.
+"""
+
+import posixpath
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from course.table import Course
+
+FENCE = re.compile(r"^```")
+COMMAND = re.compile(r"^(?:\w+=\S+ )*(?:python|torchrun|sbatch|srun|diff|paste)\b")
+FILE = re.compile(r"(?<![\w/.<*$-])(?:\./)?((?:[\w-]+/)+[\w-]+\.(?:py|md|sbatch|sh|toml))\b")
+MODULE = re.compile(r"\bpython -m ([a-z]\w*(?:\.\w+)*)")
+LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
+CODE = re.compile(r"`[^`\n]+`")
+GRADE = re.compile(r"(--region|--hint|grader\.debug|pytest -m) ([0-9a-z]+\.[0-9]+|[a-z]+\w*)\b")
+REGION = re.compile(r"(?<![\w.])([0-9a-z]+\.[0-9]+)(?![\w%]|\.\d| (?:ms|s|GB|MB|million|minutes|times)\b)")
+SENTENCE = re.compile(r"(?:(?<=[.:!?]\s)|^)(?:`[^`]*`|[^`.!?]|[.!?](?!\s|$))+[.!?](?:\s+|$)")
+START = re.compile(r"\s*(?:[-*]|\d+\.)?\s*(?:\*\*[^*]+\*\*)?\s*")
+
+
+@dataclass(frozen=True)
+class Follower:
+    """What a handout has: its files, and the regions that are in it, open or `solved`. `source` has the files of the
+    tree that it is made of."""
+
+    course: Course
+    files: Collection[str]
+    source: Collection[str]
+    solved: Collection[str]
+
+    def follow(self, text: str, page: str) -> str:
+        """Return a page without what leads to files and regions that this handout lacks."""
+        blocks, in_code = [], False
+        text = GRADE.sub(self._region, text)
+        for block in re.split(r"(\n\n+|^```.*\n)", text, flags=re.MULTILINE):
+            if FENCE.match(block):
+                in_code = not in_code
+            lines = block.split("\n")
+            if in_code:
+                lines = [line for line in lines if not self._is_lost(line, COMMAND)]
+            elif lines[0].startswith("|"):
+                lines = [line for line in lines if not line.startswith("|") or not self._leads_away(line, page)]
+            else:
+                lines = self._prose(block, page).split("\n")
+            blocks.append(LINK.sub(lambda link: self._link(link, page), "\n".join(lines)))
+        return "".join(blocks)
+
+    def _prose(self, text: str, page: str) -> str:
+        """A paragraph or list without its sentences that name what is not there."""
+        if not self._leads_away(LINK.sub(r"\2", text), page):
+            return text
+        items = re.split(r"(?m)^(?=\s*(?:[-*]|\d+\.) )", text)
+        kept = []
+        for item in items:
+            start = START.match(item).group()  # type: ignore[union-attr]
+            sentences = SENTENCE.findall(item[len(start) :]) or [item[len(start) :]]
+            rest = item[len(start) + sum(map(len, sentences)) :]
+            there = [one for one in sentences if not self._leads_away(LINK.sub(r"\2", one), page)]
+            if there or rest.strip():
+                kept.append((start + "".join(there) + rest).rstrip(" "))
+        left = "".join(kept)
+        return left if text.endswith("\n") else left.rstrip()
+
+    def _leads_away(self, text: str, page: str) -> bool:
+        return (
+            self._is_lost(text)
+            or self._names_lost_regions(text)
+            or any(self._is_dropped(link[3], page) for link in LINK.finditer(text))
+        )
+
+    def _names_lost_regions(self, text: str) -> bool:
+        """Return whether a text names regions that are not here, and none that is."""
+        ids = {*REGION.findall(text)} & {*self.course.regions, *self.course.dropped}
+        return bool(ids) and not ids & {*self.course.regions, *self.solved}
+
+    def _is_lost(self, text: str, only: re.Pattern[str] | None = None) -> bool:
+        """Return whether a text names a file of the source that is not here; `only` texts of this form."""
+        named = FILE.findall(text) if only is None or only.match(text.strip()) else []
+        return any(name in self.source and name not in self.files for name in named)
+
+    def _is_dropped(self, link: str, page: str) -> bool:
+        target = target_of(link, page)
+        return target in self.source and target not in self.files
+
+    def _region(self, command: re.Match[str]) -> str:
+        names = {*self.course.dropped, *(row.marker for row in self.course.dropped.values())}
+        if command[2] not in names - graded_by_name(self.course):
+            return command.group()
+        first = next(iter(self.course.regions.values()))
+        return f"{command[1]} {first.id if '.' in command[2] else first.marker}"
+
+    def _link(self, link: re.Match[str], page: str) -> str:
+        return ("" if link[1] else link[2]) if self._is_dropped(link[3], page) else link.group()
+
+
+def target_of(link: str, page: str) -> str:
+    """The file or folder that a link of a page leads to, from the top; the page itself for "#heading"."""
+    path = link.partition("#")[0]
+    return posixpath.normpath(posixpath.join(posixpath.dirname(page), path)) if path else page
+
+
+def graded_by_name(course: Course) -> set[str]:
+    """What the graders can be asked for."""
+    return {*course.regions, *(task.marker for task in course.tasks.values())}
+
+
+def dead_ends(texts: Mapping[str, str], files: Collection[str], course: Course) -> Iterator[str]:
+    """A line for each link, command and region of Markdown pages that leads nowhere in a handout of these files."""
+    there = {*files, *(folder for file in files for folder in _folders(file))}
+    headings = {page: set(_anchors(text)) for page, text in texts.items()}
+    for page, text in texts.items():
+        in_code = False
+        for number, line in enumerate(text.split("\n"), start=1):
+            in_code ^= bool(FENCE.match(line))
+            where = f"{page}:{number}: "
+            commands = [line] if in_code else [code.strip("`") for code in CODE.findall(line)]
+            for link in LINK.finditer("" if in_code else CODE.sub("", line)):
+                if "://" in link[3] or link[3].startswith("mailto:"):
+                    continue
+                target, heading = target_of(link[3], page), link[3].partition("#")[2]
+                if target not in there or (heading and heading not in headings.get(target, ())):
+                    yield f"{where}the link {link[3]} leads nowhere; fix it, or ship the page"
+            for command in filter(COMMAND.match, map(str.strip, commands)):
+                yield from (f"{where}the command {command!r} names {name}, which does not ship"
+                            for name in _absent(command, there))  # fmt: skip
+            for command in commands:
+                yield from (f"{where}{flag} {name} names a region or task that the course does not have"
+                            for flag, name in GRADE.findall(command) if name not in graded_by_name(course))  # fmt: skip
+
+
+def _folders(file: str) -> list[str]:
+    parts = file.split("/")[:-1]
+    return ["/".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
+
+
+def _absent(command: str, there: Collection[str]) -> Iterator[str]:
+    """What a command names of our folders that is not there; a program of somebody else is not looked for."""
+    yield from (name for name in FILE.findall(command) if name.partition("/")[0] in there and name not in there)
+    for module in MODULE.findall(command):
+        path = module.replace(".", "/")
+        if path.partition("/")[0] in there and not {f"{path}.py", f"{path}/__main__.py"} & {*there}:
+            yield module
+
+
+def _anchors(text: str) -> Iterable[str]:
+    """The names by which a heading can be linked to, as GitHub makes them."""
+    for heading in re.findall(r"^#+ +(.*)$", text, re.MULTILINE):
+        plain = LINK.sub(r"\2", heading).replace("`", "").lower()
+        yield re.sub(r"[^\w\- ]", "", plain).strip().replace(" ", "-")
