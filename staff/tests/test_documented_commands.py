@@ -107,7 +107,7 @@ def test_a_command_that_made_a_figure_has_a_small_setting():
 def test_the_handout_s_texts_name_only_programs_of_the_handout():
     """A wrong one: `python -m benchmark.run` above the line that begins the staff's part of a README."""
     files = assemble(ROOT).files
-    folders = {path.split("/")[0] for path in files if "/" in path}
+    folders = {path.split("/")[0] for path in files if "/" in path} | {"runs", "submit_figures", "report", "dist"}
     ours = [
         path.name for path in ROOT.iterdir() if path.is_dir() and path.name not in folders and path.name.isidentifier()
     ]
@@ -120,6 +120,19 @@ def test_the_handout_s_texts_name_only_programs_of_the_handout():
     ]
 
     assert "benchmark" in ours and absent == []
+
+
+def test_the_handout_s_texts_show_pictures_and_link_to_files_of_the_handout():
+    """A wrong one: a picture in docs/ that `ships` in course.toml does not name."""
+    files = assemble(ROOT).files
+    links = [
+        (name, (ROOT / name).parent.joinpath(target).resolve().relative_to(ROOT).as_posix())
+        for name in files
+        if name.endswith(".md")
+        for target in re.findall(r"\]\(([^)#:\s]+)", re.sub(r"`[^`\n]+`", "", files[name].decode()))
+    ]
+
+    assert len(links) > 100 and [link for link in links if link[1] not in files] == []
 
 
 @pytest.fixture(scope="module")
