@@ -1,5 +1,6 @@
 """What is trained: GPT-2 or Llama on OSCAR text, T5 on translation pairs, or a user's own model on its own examples."""
 
+import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -82,7 +83,9 @@ class Workload:
             model = leave_file(model_class.from_pretrained(self.source)) if self.source else model_class(self.config)
         model.config.use_cache = False
         if settings.recompute:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
+            with warnings.catch_warnings():  # the newest transformers have another name for it
+                warnings.simplefilter("ignore", FutureWarning)
+                model.gradient_checkpointing_enable({"use_reentrant": False})
         return model  # type: ignore[no-any-return]
 
     def batches(self, settings: Settings, first_step: int = 0) -> Iterator[Batch]:
