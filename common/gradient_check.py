@@ -71,7 +71,7 @@ class GradientCheck:
         if self.worker.world_size == 1:
             return own.double()
         everybodys = own.new_empty(self.worker.world_size * len(own))
-        dist.all_gather_into_tensor(everybodys, own)
+        dist.all_gather_single(everybodys, own)
         return everybodys.view(self.worker.world_size, -1).double().mean(dim=0)
 
     def _parts(self, own: Tensor, mean: Tensor) -> list[ParameterPart]:

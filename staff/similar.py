@@ -4,8 +4,8 @@
     python -m staff.similar submissions/* --against ../2025/submissions/* --out similar.html
     python -m staff.similar submissions/* --jplag folders      # a folder for each, for JPlag or Dolos
 
-What many have written does not count: it is dictated by the handout, or has one natural form. Our own solution is part
-of the comparison, under the name "our solutions". What is found is a reason to read both
+What many have written does not count: it is dictated by the handout, or has one natural form. Our own solution and the
+variants that we know are part of the comparison, under the name "our solutions". What is found is a reason to read both
 and to ask, never a verdict: staff/integrity.md says what it can and cannot show.
 """
 
@@ -116,9 +116,9 @@ def pairs(code: Mapping[str, Regions], look_at: Iterable[str]) -> list[Pair]:
         evidence = sum(weight[shape] for shape in shared)
         share = evidence / max(1e-9, min(sum(rare[one].values()), sum(rare[other].values())))
         if share >= ALIKE and evidence >= FEWEST:
-            by_region: dict[str, float] = {}
+            by_region = dict.fromkeys((region for region, _ in shared), 0.0)
             for region, shape in shared:
-                by_region[region] = by_region.get(region, 0.0) + weight[region, shape]
+                by_region[region] += weight[region, shape]
             regions = tuple(sorted(by_region, key=lambda region: -by_region[region]))
             found.append(Pair((one, other), share, evidence, regions))
     return sorted(found, key=lambda pair: (-pair.share, -pair.evidence, pair.names))
@@ -130,9 +130,9 @@ def page(found: Sequence[Pair], code: Mapping[str, Regions]) -> str:
     for pair in found:
         text += f"<h2>{html.escape(' and '.join(pair.names))}: {pair.share:.0%}</h2>"
         for region in pair.regions:
-            one, other = (code[name].get(region, "").splitlines() for name in pair.names)
-            names = map(html.escape, pair.names)
-            text += f"<h3>{region}</h3>{difflib.HtmlDiff(wrapcolumn=70).make_table(one, other, *names)}"
+            left, right = (code[name].get(region, "").splitlines() for name in pair.names)
+            one, other = map(html.escape, pair.names)
+            text += f"<h3>{region}</h3>{difflib.HtmlDiff(wrapcolumn=70).make_table(left, right, one, other)}"
     return text
 
 

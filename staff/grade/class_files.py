@@ -48,7 +48,7 @@ def _graded(
         row = result_store.read(out, name)
         row.run["report_points"] = report_points.get(name)
         figures_of(row)
-        gradebook.line(row, course)
+        gradebook.cells_of(row, course)
         return [row]
     return []
 

@@ -83,7 +83,7 @@ def digest(*parts: bytes) -> str:
     return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
 
 
-def nothing(*notes: str) -> dict[str, Any]:
+def empty_report(*notes: str) -> dict[str, Any]:
     """What is known of a hand-in without a report."""
     return {"tests": [], "output": {}, "flags": [], "notes": list(notes)}
 
@@ -94,13 +94,13 @@ def read_report(path: Path) -> dict[str, Any]:
     `notes` says what staff and student should know about it.
     """
     if not path.exists():
-        return nothing()
+        return empty_report()
     if path.stat().st_size > LARGEST_REPORT:
-        return nothing(f"the graders' report is too large ({path.stat().st_size >> 20} MiB) and was not read")
+        return empty_report(f"the graders' report is too large ({path.stat().st_size >> 20} MiB) and was not read")
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        return nothing(f"the graders' report cannot be read: {type(error).__name__}")
+        return empty_report(f"the graders' report cannot be read: {type(error).__name__}")
     most = texts.MOST_RANKS
     return {
         "tests": [test | {key: texts.message(test[key]) for key in TEXTS} for test in report["tests"]],
@@ -110,5 +110,5 @@ def read_report(path: Path) -> dict[str, Any]:
     }
 
 
-def page(report: dict[str, Any], run: dict[str, Any], course: Course) -> str:
+def student_page(report: dict[str, Any], run: dict[str, Any], course: Course) -> str:
     return pages.student_page(GradedHandIn(report, run), course)

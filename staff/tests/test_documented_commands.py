@@ -36,11 +36,11 @@ SMALL = {
     "--iterations 2",
     r"benchmark\.run": "-m benchmark.run --workers 2 --max_steps 4 --dropped 1",
     r"benchmark\.compare": "-m benchmark.compare --workers 2 --max_steps 5 --only fsdp",
-    r"benchmark\.prove": "-m benchmark.prove --strategy ddp",
+    r"benchmark\.prove": "-m benchmark.prove --strategies ddp",
     r"benchmark\.sweep": "-m benchmark.sweep --strategies single --batch_sizes 1 --workers 1 --steps 3",
     r"benchmark\.sweep .*--examples_per_step": "-m benchmark.sweep --only single,ddp --workers 1,2 --steps 6 "
     "--examples_per_step 4 --output_dir runs/benchmark/strong",
-    r"benchmark\.predict": "-m benchmark.predict --strategy fsdp",
+    r"benchmark\.predict": "-m benchmark.predict --strategies fsdp",
     r"benchmark\.tables": "-m benchmark.tables runs/benchmark/sweep",  # of the row above
 }
 NO_JSON = (
@@ -64,6 +64,7 @@ ELSEWHERE = {
     r"^(sbatch|srun) ": "needs SLURM (test_slurm.py: four virtual nodes)",
     r"grader\.watch|^make watch": "runs until it is ended (test_watch.py)",
     r"grader\.debug": "asks in a terminal (test_debug.py)",
+    r"--kill ": "ends by a kill (staff/tests/beyond/test_survive.py)",
     r"--shell": "waits for a person (test_emulate.py)",
     r"--interface eno1|^dool|node0\.csv": "names interfaces and files of CloudLab nodes (test_traffic.py)",
     r"--input en_meta/": "needs OSCAR (test_oscar.py)",
@@ -107,7 +108,7 @@ def test_a_command_that_made_a_figure_has_a_small_setting():
 def test_the_handout_s_texts_name_only_programs_of_the_handout():
     """A wrong one: `python -m benchmark.run` above the line that begins the staff's part of a README."""
     files = assemble(ROOT).files
-    folders = {path.split("/")[0] for path in files if "/" in path}
+    folders = {path.split("/")[0] for path in files if "/" in path} | {"runs", "submit_figures", "report", "dist"}
     ours = [
         path.name for path in ROOT.iterdir() if path.is_dir() and path.name not in folders and path.name.isidentifier()
     ]
@@ -120,6 +121,19 @@ def test_the_handout_s_texts_name_only_programs_of_the_handout():
     ]
 
     assert "benchmark" in ours and absent == []
+
+
+def test_the_handout_s_texts_show_pictures_and_link_to_files_of_the_handout():
+    """A wrong one: a picture in docs/ that `ships` in course.toml does not name."""
+    files = assemble(ROOT).files
+    links = [
+        (name, (ROOT / name).parent.joinpath(target).resolve().relative_to(ROOT).as_posix())
+        for name in files
+        if name.endswith(".md")
+        for target in re.findall(r"\]\(([^)#:\s]+)", re.sub(r"`[^`\n]+`", "", files[name].decode()))
+    ]
+
+    assert len(links) > 100 and [link for link in links if link[1] not in files] == []
 
 
 @pytest.fixture(scope="module")

@@ -50,7 +50,7 @@ def test_a_file_from_elsewhere_has_a_line_for_each_entry_and_leaves_nothing(tmp_
     killer, right, wrong, copy, *errors, figures = map(json.loads, process.stdout.splitlines())
     assert killer["error"] == "it ended the process that grades it"
     assert right == {"name": "right, in other words", "task": "1", "points_lost": {}, "failed": {}, "warned": []}
-    assert wrong["points_lost"]["1.3"] == 4 and "seed 5" in " ".join(wrong["failed"].values())
+    assert wrong["points_lost"]["1.3"] == 2 and "seed 5" in " ".join(wrong["failed"].values())
     assert "does not say 'no such words'" in wrong["complaint"]
     assert copy["points_lost"] == {} and "task2b_allreduce/run_glue.py:" in " ".join(copy["warned"])
     assert [line["name"] for line in errors if line["error"]] == ["no such region", "no Python"]
