@@ -45,11 +45,21 @@ class Flag(NamedTuple):
     line: int
     what: str
 
+    @property
+    def word(self) -> str:
+        """What it is without the number of lines."""
+        return self.what.partition(", in ")[0]
+
 
 def look_at(tree: Path, files: Iterable[str], course_copy: Path | None = None) -> list[Flag]:
-    """Return one flag for each file and word. A file that equals the one in `course_copy` byte for byte has none, and
-    one that is no Python has none either: running it will say what is wrong."""
-    return [flag for file in files if not _same(tree, course_copy, file) for flag in _look_at_file(tree, file)]
+    """Return one flag for each file and word. A word that the file in `course_copy` has, too, gives none, and a file
+    that is no Python has none either: running it will say what is wrong."""
+    flags = []
+    for file in files:
+        if not _same(tree, course_copy, file):
+            ours = {flag.word for flag in _look_at_file(course_copy, file)} if course_copy else set[str]()
+            flags += [flag for flag in _look_at_file(tree, file) if flag.word not in ours]
+    return flags
 
 
 def _same(tree: Path, other: Path | None, file: str) -> bool:

@@ -93,7 +93,8 @@ def draw(subject: Subject, count: int, seed: str) -> list[OwnRunQuestion]:
     A kind whose records are missing is left out. At most one has an answer that follows from code and seed alone, and
     that somebody with the same seed knows.
     """
-    rng, questions = random.Random(seed), []
+    rng = random.Random(seed)
+    questions: list[OwnRunQuestion] = []
     names = [*OF_A_STEP, *OF_A_RUN, *OTHERS]
     for name in rng.sample(names, len(names)):
         if name in ALIKE and any(question.kind in ALIKE for question in questions):

@@ -16,17 +16,15 @@ from course.table import load_course
 from handin.own_run_questions import draw
 from handin.quiz import COUNT
 from staff.reports.handed_in import HandedIn, unpacked
-from staff.reports.own_runs import answered_at_home, subject
 
 
 def sheet(hand_in: HandedIn, count: int, seed: str) -> str:
     """Return the questions in Markdown, the answer first in bold."""
     text = f"# Questions for {hand_in.name}\n\n"
-    for number, question in enumerate(draw(subject(hand_in), count, seed or hand_in.name), start=1):
+    for number, question in enumerate(draw(hand_in.subject, count, seed or hand_in.name), start=1):
         wrong = " · ".join(choice for choice in question.choices if choice != question.answer)
         text += f"{number}. {question.text}\n   **{question.answer}** ({question.where}); not {wrong}\n"
-    at_home = answered_at_home(hand_in)
-    if at_home:
+    if at_home := hand_in.answered_at_home():
         text += "\n## Answered at home\n\n"
     for question, given, is_right in at_home:
         text += f"- {question.text} {given or 'no answer'}: {'right' if is_right else f'expected {question.answer}'}\n"

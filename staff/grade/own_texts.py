@@ -61,7 +61,7 @@ def older_handout(folder: Path, version: str) -> list[str]:
     """A note if `submit.py pack` made a hand-in of another handout. It is graded as it is: lines outside of regions are
     those of its own handout."""
     for path in sorted(folder.rglob("handout.json"))[:1]:
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
             if (own := str(json.loads(path.read_text(encoding="utf-8"))["version"])[:8]) != version:
                 return [f"made with handout {own}, and graded as such; today's is {version} (python submit.py update)"]
     return []

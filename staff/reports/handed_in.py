@@ -9,8 +9,9 @@ from tempfile import TemporaryDirectory
 from common.errors import InputError
 from course.table import Course
 from handin.own_figures import OwnFigure, own_figures
-from handin.quiz import FILE
-from handin.records import Runs, find_runs
+from handin.own_run_questions import OwnRunQuestion, Subject
+from handin.quiz import FILE, check
+from handin.records import DAMAGED, Runs, find_runs
 from handin.words import read_words
 from staff.grade.submissions import choose, name_all
 from staff.grade.unpack import unpack
@@ -30,6 +31,23 @@ class HandedIn:
     figures: dict[str, OwnFigure]
     asked: str  # questions.json, as it is
     problems: list[str]
+
+    @property
+    def subject(self) -> Subject:
+        """What questions on own runs are about."""
+        return Subject({name: text.decode(errors="replace") for name, text in self.code.items()}, self.runs)
+
+    def answered_at_home(self) -> list[tuple[OwnRunQuestion, str, bool]]:
+        """Return what `submit.py questions` asked, the answers, and whether each is right by the records."""
+        try:
+            return check(self.subject, self.asked) if self.asked else []
+        except DAMAGED:
+            return []
+
+    def own_run_points(self, course: Course) -> float:
+        """Return the share of the course's points for these questions that was answered right."""
+        answers = self.answered_at_home()
+        return round(course.own_run_points * sum(right for *_, right in answers) / max(1, len(answers)), 1)
 
 
 @contextlib.contextmanager

@@ -9,7 +9,6 @@ from pathlib import Path
 from course.table import Course
 from handin.own_figures import describe, in_words
 from handin.report import Question, sections_of
-from staff.reports import own_runs
 from staff.reports.evidence import what_does_not_fit
 from staff.reports.handed_in import HandedIn
 
@@ -17,6 +16,7 @@ ANSWERS = Path(__file__).parents[1] / "answers" / "report.toml"
 NUMBER = re.compile(r"(?<![\w.])\d{1,3}(?:,\d{3})+(?:\.\d+)?|(?<![\w.])\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
 UNITS = [10.0**power for power in (0, -3, 3, -6, 6, -2, 2)]  # ms, bytes, GB, percent of what the record has
 TOLERANCE = 0.02
+OWN_RUNS = "own runs"  # column of the points' table
 WORDS_IN_A_ROW, COPIED = 5, 0.5  # the share of an answer's sequences of five words that another has, too
 
 
@@ -106,10 +106,10 @@ def _sequences(text: str) -> set[tuple[str, ...]]:
 def prefilled(hand_in: HandedIn, course: Course) -> Mapping[str, str]:
     """Return a line of the points' table: 0 for empty answers, nothing for those that a person has to read."""
     row = {question.name: "" if hand_in.answers.get(question.name) else "0" for question in questions(course)}
-    return row | ({own_runs.COLUMN: f"{own_runs.points(hand_in, course):g}"} if course.own_run_points else {})
+    return row | ({OWN_RUNS: f"{hand_in.own_run_points(course):g}"} if course.own_run_points else {})
 
 
 def most_points(course: Course) -> dict[str, int]:
     """Return the columns of the points' table, and the most that each gives."""
     most = {question.name: question.points for question in questions(course)}
-    return most | ({own_runs.COLUMN: course.own_run_points} if course.own_run_points else {})
+    return most | ({OWN_RUNS: course.own_run_points} if course.own_run_points else {})

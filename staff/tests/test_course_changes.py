@@ -300,6 +300,25 @@ def test_a_link_a_command_and_a_region_that_lead_nowhere_stop_the_handout(tree, 
 
 
 @pytest.mark.medium
+@pytest.mark.parametrize("values", [
+    {"tasks": ["1", "2a", "2b", "3"]},
+    {"tasks": ["1", "2b", "p"], "bonus": 0, "total": 61},
+    {"bonus": 0},
+])  # fmt: skip
+def test_blocks_of_code_are_valid_shell_and_sentences_name_the_total_in_a_changed_course(tree, values):
+    change(tree, lambda text: choose(text, **values))
+    pages = {name: text.decode() for name, text in assemble(tree).files.items() if name.endswith(".md")}
+
+    blocks = [block for text in pages.values() for block in re.findall(r"^```shell\n(.*?)^```", text, re.M | re.S)]
+    wrong = [
+        block for block in blocks if subprocess.run(["bash", "-n"], input=block.encode(), capture_output=True).stderr
+    ]
+    assert wrong == [] and all(map(str.strip, blocks))
+    assert f"The {values.get('total', 100)} points are for" in pages["README.md"]
+    if values == {"bonus": 0}:
+        assert "Li et al." in pages["docs/sources.md"], "task 3 has it, too"
+
+
 def test_a_lesson_that_nobody_builds_on_is_left_out_where_it_would_give_a_graded_one_away(tree):
     change(tree, lambda text: choose(text, tasks=["1"], graded=["b.6", "b.7"], bonus=0))
 

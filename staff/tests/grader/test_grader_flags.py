@@ -7,7 +7,7 @@ import pytest
 from common.paths import ROOT
 from course.table import load_course
 from grader import imports
-from grader.tampering import look_at
+from grader.tampering import Flag, look_at
 
 pytestmark = pytest.mark.medium
 
@@ -64,10 +64,13 @@ def test_compiled_code_is_flagged(tmp_path):
     ]
 
 
-def test_no_file_of_the_solved_course_is_flagged():
+def test_no_file_of_the_solved_course_is_flagged_but_for_files_that_survive_needs():
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
 
-    assert look_at(ROOT, [file for file in tracked if COURSE.may_student_change(file)]) == []
+    flags = look_at(ROOT, [file for file in tracked if COURSE.may_student_change(file)])
+    assert {(flag.file.removeprefix("beyond/"), flag.word) for flag in flags} == {
+        ("survive.py", "names signal"), ("run_survive.py", "names signal"), ("storage.py", "names fileno"),
+    }  # fmt: skip
 
 
 # --- imports ----------------------------------------------------------------------------------------------------------
@@ -100,3 +103,13 @@ def test_a_file_of_the_students_own_is_held_to_the_limits_of_who_imports_it(tmp_
 
     assert complaint.startswith("pipeline/helper.py:2 imports subprocess")
     assert complaint.endswith("(pipeline/pipe.py imports this file)")
+
+
+def test_a_word_that_the_courses_own_file_has_is_no_flag_and_another_one_is(tmp_path):
+    for folder, text in (("ours", "import signal\n"), ("theirs", "import signal\nimport ctypes\nsignal.alarm(1)\n")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "lesson.py").write_text(text)
+
+    flags = look_at(tmp_path / "theirs", ["lesson.py"], tmp_path / "ours")
+
+    assert flags == [Flag("lesson.py", 2, "names ctypes")]

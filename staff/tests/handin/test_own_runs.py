@@ -20,7 +20,6 @@ from course.table import load_course
 from handin.own_run_questions import OwnRunQuestion, draw
 from handin.quiz import ask, subject_of
 from handin.records import find_runs
-from staff.reports import own_runs
 from staff.reports.handed_in import unpacked
 
 pytestmark = pytest.mark.medium
@@ -103,33 +102,18 @@ def test_who_takes_the_kth_smallest_number_each_time_only_guesses(student):
 
 def test_asked_once_on_the_students_machine_within_a_time_and_graded_by_the_records(student, tmp_path):
     shutil.copytree(student, tmp_path, dirs_exist_ok=True)
-    seen: list[str] = []
-    questions: list[OwnRunQuestion] = []
+    right = [question.answer for question in draw(subject_of(tmp_path, COURSE), 4, "5eed")]
+    typed, seconds = iter(["", *right[:3], "z"]), iter([0.0, 10.0, 20.0, 700.0, 710.0])
 
-    def answer_as_the_records_say(prompt: str) -> str:
-        seen.append(prompt)
-        if len(seen) == 1:
-            return ""
-        asked = prompt.split("   see ")[0]
-        questions.extend(q for q in drawn_again if q.text in asked and q not in questions)
-        return questions[-1].answer if len(seen) < 5 else "z"
-
-    drawn_again: list[OwnRunQuestion] = []
-    subject = subject_of(tmp_path, COURSE)
-    seconds = iter([0.0, 10.0, 20.0, 700.0, 710.0])
-    real = draw(subject, 4, "5eed")
-    drawn_again += real
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("secrets.token_hex", lambda _: "5eed")
-        ask(tmp_path, COURSE, answer_as_the_records_say, lambda: next(seconds))
+    ask(tmp_path, COURSE, lambda prompt: next(typed), lambda: next(seconds), seed="5eed")
 
     again = subprocess.run([sys.executable, "submit.py", "questions"], cwd=tmp_path, capture_output=True, text=True)
     assert again.returncode == 2 and "they are asked once" in again.stderr
     with unpacked([tmp_path], COURSE) as (hand_in,):
-        rows = own_runs.answered_at_home(hand_in)
-        points = own_runs.points(hand_in, replace(COURSE, own_run_points=10))
-    right = [is_right for *_, is_right in rows]
-    assert right == [True, True, False, False]  # the third came after the time, and the last is wrong
+        rows = hand_in.answered_at_home()
+        points = hand_in.own_run_points(replace(COURSE, own_run_points=10))
+    # The third answer came after the time, and the last is wrong.
+    assert [is_right for *_, is_right in rows] == [True, True, False, False]
     assert points == 5.0 and COURSE.own_run_points == 0
     sheet = subprocess.run(
         [sys.executable, "-m", "staff.questions", tmp_path, "--count", "5"], cwd=ROOT, capture_output=True, text=True
