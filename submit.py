@@ -1,7 +1,9 @@
 """From solved regions to a hand-in: carry your lines into later scripts, build the report, pack the archive.
 
     python submit.py carry                                          # after each task
+    python submit.py predict 2b                                     # before the first long run of a task
     python submit.py report --netid ab1234 --name "First Last"    # as often as you like: your own words are kept
+    python submit.py questions                                      # once, if your course asks for it
     python submit.py pack --netid ab1234 --name "First Last"      # once, at the end
     python submit.py update new-handout.zip                         # when there is a corrected handout
 
@@ -58,6 +60,20 @@ def report(arguments: argparse.Namespace) -> None:
     print("\n".join(summary(build_report(ROOT, load_course(), student, arguments.runs), ROOT)))
 
 
+def predict(arguments: argparse.Namespace) -> None:
+    need_the_environment()
+    from handin.predictions import predict
+
+    print("\n".join(predict(ROOT, load_course(), arguments.task)))
+
+
+def questions(arguments: argparse.Namespace) -> None:
+    need_the_environment()
+    from handin.quiz import ask
+
+    print("\n".join(ask(ROOT, load_course())))
+
+
 def pack(arguments: argparse.Namespace) -> None:
     need_the_environment()
     from handin.pack import pack
@@ -91,11 +107,18 @@ def main() -> None:
     command.add_argument("--force", action="store_true", help="replace the lines there (a copy of the file is kept)")
     command.set_defaults(run=carry)
 
+    command = commands.add_parser("predict", help="write down what you expect, before the first long run of a task")
+    command.add_argument("task", help="such as 2b")
+    command.set_defaults(run=predict)
+
     command = commands.add_parser("report", help="build report/report.md and its PDF from the records of your runs")
     command.add_argument("--netid", help="your NetID; with --name, it forms the name of the PDF and is remembered")
     command.add_argument("--name", help='your name, such as "First Last"')
     command.add_argument("--runs", type=Path, help="folder with the records (default: runs)")
     command.set_defaults(run=report)
+
+    command = commands.add_parser("questions", help="answer questions on your own runs, once, if your course asks them")
+    command.set_defaults(run=questions)
 
     command = commands.add_parser("pack", help="run the graders, show the points, write the archive to hand in")
     command.add_argument("--netid", required=True)

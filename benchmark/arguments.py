@@ -8,9 +8,9 @@ from pathlib import Path
 
 import torch
 
-from benchmark.names import MODELS, check_model, command_parser
+from benchmark.names import MODELS, add_strategies, check_model, command_parser, names_of
 from benchmark.settings import Settings
-from benchmark.strategies import STRATEGIES, why_not
+from benchmark.strategies import STRATEGIES, add_engines, why_not
 from benchmark.training.model_config import kind_of
 from cluster.launch import free_port
 from common.arguments import add_common_flags, complete
@@ -21,16 +21,12 @@ from common.workers.place import place_starter, place_worker
 PRECISIONS = ("fp32", "bf16", "fp16")
 FRAMEWORKS = ("none", "dp", "ddp", "fsdp", "deepspeed")
 BUCKET_MB = 4.0
+OURS = tuple(STRATEGIES)  # without those of --engine
 OF_STRATEGY = {  # flags that the other strategies have no use for
     "bucket_mb": ["own_overlap"],
     "grid": ["own_grid"],
     "deepspeed_config": [name for name, row in STRATEGIES.items() if row.zero],
 }
-OF_RUN = {  # benchmark.run's flags, which the other commands lack, since they take their own steps
-    "strategy": "", "framework": None, "zero_stage": None, "offload": False, "memory_limit_mb": None, "dropped": 2,
-    "eval_every": 0, "eval_batches": 8, "checkpoint_every": 0, "resume": False, "save": False, "keep_trace": False,
-    "wandb": False,
-}  # fmt: skip
 AddFlags = Callable[[argparse.ArgumentParser], None]
 
 
@@ -43,7 +39,12 @@ def parse(
     without it, they are those of benchmark.run, which has one strategy. Raises InputError for what cannot be run.
     """
     flags = _parser(command, about or __doc__, add_flags or add_run_flags).parse_args(argv)
-    strategy = "" if add_flags else _strategy(flags)
+    engines = add_engines(flags.engine, flags.like) if flags.engine else []
+    strategy = "" if add_flags else engines[0] if engines else _strategy(flags)
+    if hasattr(flags, "strategies"):  # a command that takes several
+        flags.strategies = flags.strategies or ("" if engines else "all")
+        flags.names = names_of("--strategies", flags.strategies, OURS) if flags.strategies else []
+        flags.names += engines
     is_rank = flags.local_rank != -1 or "RANK" in os.environ
     world_size = flags.world_size or int(os.environ.get("WORLD_SIZE", 0))
     if flags.workers is not None and world_size and flags.workers != world_size:
@@ -73,7 +74,7 @@ def parse(
 def _parser(command: str, about: str, add_flags: AddFlags) -> argparse.ArgumentParser:
     parser = command_parser(command, about)
     add_common_flags(parser)
-    parser.set_defaults(learning_rate=1e-4, dropout=0.0, max_steps=20, optimizer="adamw", usual_workers=1, **OF_RUN)
+    parser.set_defaults(learning_rate=1e-4, dropout=0.0, max_steps=20, optimizer="adamw", usual_workers=1)
     add = parser.add_argument
     models = f"{', '.join(MODELS)}, a folder, or FILE.py:NAME for a model of your own (default: gpt2-tiny)"
     add("--model", "--model_name_or_path", default="gpt2-tiny", help=models)
@@ -83,29 +84,37 @@ def _parser(command: str, about: str, add_flags: AddFlags) -> argparse.ArgumentP
     add("--length", type=int, default=64, help="tokens per example (%(default)s)")
     add("--precision", choices=PRECISIONS, default="fp32", help="numeric precision (default: fp32)")
     add("--deepspeed_config", type=Path, help="a DeepSpeed file of your own")
+    add("--recompute", action="store_true", help="activation checkpointing: recompute each block in backward")
     add("--find_unused_parameters", action="store_true", help="ddp: allow parameters that get no gradient in a step")
     add("--bucket_mb", type=float, help=f"own_overlap: gradient bucket size in MiB ({BUCKET_MB:g})")
     add("--grid", help="own_grid: workers along each axis, such as data=2,tensor=2 (the default on 4)")
     add("--bleu", action="store_true", help="T5: BLEU of the trained model, which the first worker gathers")
     add("--cosine", action="store_true", help="cosine learning-rate decay (default: constant)")
+    add("--engine", default="", metavar="FILE.py:NAME,...", help="engines outside of this repository")
+    add("--like", choices=STRATEGIES, default="ddp", metavar="STRATEGY", help="whose limits they have (ddp)")
+    if add_flags is not add_run_flags:
+        add_strategies(parser, "")
+        of_run = command_parser("run", about)  # the other commands take their own steps, with run's defaults
+        add_run_flags(of_run)
+        parser.set_defaults(**vars(of_run.parse_args([])) | {"strategy": ""})
     add_flags(parser)
     return parser
 
 
 def add_run_flags(parser: argparse.ArgumentParser) -> None:
-    """The flags of benchmark.run; their defaults are OF_RUN's."""
+    """The flags of benchmark.run alone."""
     add_memory_limit(parser)
     add = parser.add_argument
-    add("--strategy", help=f"{', '.join(STRATEGIES)} (default: ddp)")
-    add("--framework", choices=FRAMEWORKS, help="alternative to --strategy; combine with --zero_stage and --offload")
+    add("--strategies", "--strategy", dest="strategy", help=f"one of {', '.join(STRATEGIES)} (default: ddp)")
+    add("--framework", choices=FRAMEWORKS, help="alternative to --strategies; combine with --zero_stage and --offload")
     add("--zero_stage", type=int, choices=(0, 1, 2, 3), help="with --framework deepspeed")
     add("--offload", action="store_true", help="with --framework deepspeed and stages 1 to 3")
-    add("--eval_every", type=int, help="validate every N steps (default: at the end)")
-    add("--eval_batches", type=int, help="batches per validation (8)")
-    add("--checkpoint_every", type=int, help="save a checkpoint every N steps")
+    add("--eval_every", type=int, default=0, help="validate every N steps (default: at the end)")
+    add("--eval_batches", type=int, default=8, help="batches per validation (8)")
+    add("--checkpoint_every", type=int, default=0, help="save a checkpoint every N steps")
     add("--resume", action="store_true", help="continue from the last checkpoint in --output_dir")
     add("--save", action="store_true", help="save the trained model in Hugging Face's format")
-    add("--dropped", type=int, help="warm-up steps that are not measured (2)")
+    add("--dropped", type=int, default=2, help="warm-up steps that are not measured (2)")
     add("--keep_trace", action="store_true", help="keep the profiler's trace of the traced steps")
     add("--wandb", action="store_true", help="also log to Weights & Biases, offline")
 
@@ -114,9 +123,9 @@ def _strategy(flags: argparse.Namespace) -> str:
     """The strategy's name, also from --framework, --zero_stage and --offload."""
     framework, stage, offload = flags.framework, flags.zero_stage, flags.offload
     if framework and flags.strategy:
-        raise InputError("expected --strategy or --framework, got both; leave one out")
+        raise InputError("expected --strategies or --framework, got both; leave one out")
     if framework != "deepspeed" and (stage is not None or offload):
-        instead = f", got {framework}" if framework else "; or use --strategy zero2_offload"
+        instead = f", got {framework}" if framework else "; or use --strategies zero2_offload"
         raise InputError(f"--zero_stage and --offload go with --framework deepspeed{instead}")
     if offload and not stage:
         raise InputError("--offload needs --zero_stage 1, 2 or 3: stage 0 shards nothing")
@@ -124,7 +133,7 @@ def _strategy(flags: argparse.Namespace) -> str:
         return f"zero{stage or 0}{'_offload' if offload else ''}"
     name = "single" if framework == "none" else framework or flags.strategy or "ddp"
     if name not in STRATEGIES:
-        raise InputError(f"--strategy: expected one of {', '.join(STRATEGIES)}; got {name!r}")
+        raise InputError(f"--strategies: expected one of {', '.join(STRATEGIES)}; got {name!r}")
     return name
 
 
@@ -138,6 +147,8 @@ def _check(settings: Settings) -> None:
         raise InputError(f"--warmup_steps: expected fewer than {settings.max_steps} steps, got {settings.warmup_steps}")
     if settings.bleu and kind_of(settings.model) != "t5":
         raise InputError(f"--bleu is for T5, got {settings.model}; leave it out: validation has the loss")
+    if settings.recompute and kind_of(settings.model) == "own":
+        raise InputError(f"--recompute is for models by name or folder, got {settings.model}; leave it out")
     _check_installed("sacrebleu" if settings.bleu else "")
 
 
@@ -146,7 +157,7 @@ def _check_run(settings: Settings, flags: argparse.Namespace) -> None:
     for flag, strategies in OF_STRATEGY.items():
         if getattr(flags, flag) is not None and settings.strategy not in strategies:
             expected = " or ".join(strategies)
-            raise InputError(f"--{flag}: works with --strategy {expected}, got {settings.strategy}; leave it out")
+            raise InputError(f"--{flag}: works with --strategies {expected}, got {settings.strategy}; leave it out")
     _check_installed("tensorboard", "wandb" if settings.wandb else "")
     if reason := why_not(settings):
         raise InputError(reason)

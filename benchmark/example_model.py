@@ -1,6 +1,6 @@
 """A model that this repository does not know, to be compared and proved: four LSTM layers that predict the next symbol.
 
-python -m benchmark.prove --model benchmark/example_model.py:build --strategy ddp,fsdp,zero2
+python -m benchmark.prove --model benchmark/example_model.py:build --strategies ddp,fsdp,zero2
 """
 
 import torch

@@ -15,7 +15,7 @@ from benchmark.arguments import parse
 from benchmark.checks.ranks import on_ranks
 from benchmark.engines.single import Single
 from benchmark.measure.turns import take_rounds
-from benchmark.predicted_step import Cell, Costs, examples_at_a_time
+from benchmark.predicted_step import Costs, PredictedCell, examples_at_a_time
 from benchmark.training.workload import load_workload
 from beyond.cost_model import Link
 from common.config import RunConfig
@@ -27,7 +27,7 @@ PAYLOAD = 0.95  # of a link's bytes: the rest are the headers of TCP, IP and Eth
 MOST_RANKS = 4  # that are started to measure
 
 
-def costs_of(cell: Cell, flags: argparse.Namespace) -> Costs:
+def costs_of(cell: PredictedCell, flags: argparse.Namespace) -> Costs:
     """Return the costs for a cell: measured here, but for what the flags say."""
     cores, examples = len(os.sched_getaffinity(0)), examples_at_a_time(cell)
     ranks = 1 if flags.cores else min(cell.workers, max(2, min(cores, MOST_RANKS)))
@@ -54,7 +54,7 @@ def measure(config: RunConfig, model: str, examples: int, length: int) -> dict[s
     forward_backward, optimizer: for so many examples. latency, bandwidth: of two ranks or more.
     """
     words = ["--model", model, "--batch_size", str(examples), "--length", str(length), "--no_cuda", "--workers", "1"]
-    alone, _ = parse([*words, "--strategy", "single"])
+    alone, _ = parse([*words, "--strategies", "single"])
     worker, workload = Worker(config.rank, config.world_size), load_workload(alone)
     engine, batches = Single(alone, worker, workload.build(alone)), workload.batches(alone)
 

@@ -8,7 +8,9 @@ from pathlib import Path
 from common.errors import InputError
 from common.flags import Parser
 
-MODELS = ("gpt2", "gpt2-tiny", "gpt2-24m", "t5-tiny", "t5-small", "t5-large", "t5-3b", "t5-11b")
+MODELS = (
+    "gpt2", "gpt2-tiny", "gpt2-24m", "llama-tiny", "llama-1b", "t5-tiny", "t5-small", "t5-large", "t5-3b", "t5-11b",
+)  # fmt: skip
 
 
 def command_parser(command: str, about: str | None) -> Parser:

@@ -1,7 +1,7 @@
 """Predict a step before it is run: its time with parts, the bytes that a worker sends, the memory that it needs.
 
-    python -m benchmark.predict --strategy ddp --workers 4 --rate 1gbit
-    python -m benchmark.predict --strategy own_zero3 --model gpt2 --workers 8 --rate 10gbit --latency 50us --cores 2
+    python -m benchmark.predict --strategies ddp --workers 4 --rate 1gbit
+    python -m benchmark.predict --strategies own_zero3 --model gpt2 --workers 8 --rate 10gbit --latency 50us --cores 2
     python -m benchmark.predict --compare        # rewrites compared_steps.csv: measured steps beside their predictions
 
 The formulas are those of b.15 and b.16 (beyond/cost_model.py), the memory is that of beyond/step_memory.py. What a
@@ -29,7 +29,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     """Return the flags; raises InputError if nothing can be measured for them."""
     parser = command_parser("predict", __doc__)
     add = parser.add_argument
-    add("--strategy", default="ddp", help="as of benchmark.run (ddp)")
+    add("--strategies", "--strategy", dest="strategy", default="ddp", help="one, as of benchmark.run (ddp)")
     add("--model", default="gpt2-tiny", help=f"{', '.join(MODELS)}, or a folder (gpt2-tiny)")
     add("--workers", type=positive, default=2, help="2")
     add("--batch_size", type=positive, default=4, help="examples of one worker (4)")
@@ -56,12 +56,12 @@ def main() -> None:
     from benchmark import compared_steps  # here: the flags are checked before torch is loaded
     from benchmark.measured_costs import costs_of
     from benchmark.predicted_memory import peak_bytes
-    from benchmark.predicted_step import Cell, check, predict, range_of
+    from benchmark.predicted_step import PredictedCell, check, predict, range_of
 
     if flags.compare:
         print(json.dumps(compared_steps.compare(parse)))
         return
-    cell = Cell(flags.strategy, flags.model, flags.workers, flags.batch_size, flags.length)
+    cell = PredictedCell(flags.strategy, flags.model, flags.workers, flags.batch_size, flags.length)
     check(cell)
     costs, far = costs_of(cell, flags), compared_steps.far(cell.workers, flags.rate)
     step, (error, errors) = predict(cell, costs), compared_steps.errors(cell.strategy)

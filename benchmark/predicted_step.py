@@ -2,9 +2,9 @@
 
 A strategy is described by its collectives and by when it calls them:
 
-    forward      | block 0 | block 1 | ... |      Traffic.forward: meanwhile the next block is gathered
-    backward     | ... | block 1 | block 0 |      Traffic.backward: gradients are sent as they become ready
-    apart                                         Traffic.apart: every worker waits for these
+    forward      | block 0 | block 1 | ... |      StepTraffic.forward: meanwhile the next block is gathered
+    backward     | ... | block 1 | block 0 |      StepTraffic.backward: gradients are sent as they become ready
+    apart                                         StepTraffic.apart: every worker waits for these
 
 What computing takes is measured, and so are latency and bandwidth of a link (measured_costs.py). Left out: what an
 engine itself needs for a call, copies within memory, waiting for a slower worker, congestion.
@@ -36,7 +36,7 @@ FORWARD = 1 / 3  # of forward and backward: a backward does twice the arithmetic
 
 
 @dataclass(frozen=True)
-class Cell:
+class PredictedCell:
     """What is predicted: a step of `workers` workers with `batch` examples each."""
 
     strategy: str
@@ -62,7 +62,7 @@ class Costs:
 
 
 @dataclass(frozen=True)
-class Collective:
+class CollectiveCost:
     """A collective over a tensor of `size` bytes, of which a worker sends `units` times (N-1)/N."""
 
     units: int
@@ -75,21 +75,21 @@ class Collective:
         return self.units * self.size * (workers - 1) / workers
 
 
-all_reduce = partial(Collective, 2)
-half = partial(Collective, 1)  # an all_gather, a reduce_scatter or an all_to_all: half of a ring's all_reduce
+all_reduce = partial(CollectiveCost, 2)
+half = partial(CollectiveCost, 1)  # an all_gather, a reduce_scatter or an all_to_all: half of a ring's all_reduce
 
 
 @dataclass(frozen=True)
-class Traffic:
+class StepTraffic:
     """The collectives of a step, by when they are called."""
 
-    forward: list[Collective] = field(default_factory=list)
-    backward: list[Collective] = field(default_factory=list)
-    apart: list[Collective] = field(default_factory=list)
+    forward: list[CollectiveCost] = field(default_factory=list)
+    backward: list[CollectiveCost] = field(default_factory=list)
+    apart: list[CollectiveCost] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
-class Step:
+class PredictedStep:
     """Seconds of a step: total = computing + exposed + optimizer. sent: bytes out of a worker, mean of all workers."""
 
     computing: float
@@ -103,22 +103,22 @@ class Step:
         return self.computing + self.exposed + self.optimizer
 
 
-def check(cell: Cell) -> None:
+def check(cell: PredictedCell) -> None:
     """Raise InputError for a step that is not predicted, or that cannot be run."""
     if cell.strategy not in PREDICTED:
-        raise InputError(f"--strategy: expected one of {', '.join(PREDICTED)}, got {cell.strategy!r}")
+        raise InputError(f"--strategies: expected one of {', '.join(PREDICTED)}, got {cell.strategy!r}")
     model, workers, cuts = describe(cell.model, cell.length), cell.workers, STRATEGIES[cell.strategy].cuts
     if cell.strategy == "single" and workers > 1:
-        raise InputError(f"--strategy single runs on one worker, got {workers}; use ddp")
+        raise InputError(f"--strategies single runs on one worker, got {workers}; use ddp")
     if cuts and model.kind != "gpt2":
-        raise InputError(f"--strategy {cell.strategy} cuts GPT-2 into parts, got {cell.model}; use --model gpt2-tiny")
+        raise InputError(f"--strategies {cell.strategy} cuts GPT-2 into parts, got {cell.model}; use --model gpt2-tiny")
     if cuts == "tensor" and model.heads % workers:
         raise InputError(f"--workers: expected a number that divides the {model.heads} heads, got {workers}")
     if cuts == "pipeline" and workers > model.sizes.blocks:
         raise InputError(f"--workers: expected a block for each stage; {workers} share {model.sizes.blocks} blocks")
 
 
-def examples_at_a_time(cell: Cell) -> int:
+def examples_at_a_time(cell: PredictedCell) -> int:
     """Return how many examples a worker computes together: its own, those of all workers, or a micro-batch."""
     total = cell.batch * cell.workers
     if STRATEGIES[cell.strategy].cuts == "pipeline":
@@ -126,7 +126,7 @@ def examples_at_a_time(cell: Cell) -> int:
     return total if STRATEGIES[cell.strategy].cuts else cell.batch
 
 
-def traffic(cell: Cell, model: Architecture) -> Traffic:
+def traffic(cell: PredictedCell, model: Architecture) -> StepTraffic:
     """Return what a step sends, but for the activations between the stages of a pipeline."""
     sizes, strategy = model.sizes, cell.strategy
     whole, root, blocks = sizes.parameters, sizes.root, [sizes.block] * sizes.blocks
@@ -136,36 +136,36 @@ def traffic(cell: Cell, model: Architecture) -> Traffic:
     in_buckets = list(map(all_reduce, cut_up(whole, BYTES * BUCKET)))  # of DeepSpeed
     match strategy:
         case "single":
-            return Traffic()
+            return StepTraffic()
         case "ddp":
             first = min(DDP_FIRST, whole / 2)
-            return Traffic(backward=list(map(all_reduce, [first, *cut_up(whole - first, DDP_BUCKET)])))
+            return StepTraffic(backward=list(map(all_reduce, [first, *cut_up(whole - first, DDP_BUCKET)])))
         case "own_overlap":
-            return Traffic(backward=list(map(all_reduce, cut_up(whole, OWN_BUCKET))))
+            return StepTraffic(backward=list(map(all_reduce, cut_up(whole, OWN_BUCKET))))
         case "own_ring":
-            return Traffic(apart=[all_reduce(whole)])
+            return StepTraffic(apart=[all_reduce(whole)])
         case "own_zero1":  # gradients, the norm, new parameters
-            return Traffic(apart=[*halves, number, *halves])
+            return StepTraffic(apart=[*halves, number, *halves])
         case "own_zero2":
-            return Traffic(backward=halves, apart=[number, *halves])
+            return StepTraffic(backward=halves, apart=[number, *halves])
         case "own_zero3":  # a block's gradients, and the gather of the next one; the last block and the root are whole
             of_backward = [*map(all_reduce, blocks[1:]), half(sizes.block), half(root)]
-            return Traffic([half(root), *halves[:-1]], of_backward, [number])
+            return StepTraffic([half(root), *halves[:-1]], of_backward, [number])
         case "fsdp":  # on CPUs each call waits, and gloo's reduce_scatter is a whole all_reduce
-            return Traffic(apart=[*halves, *halves[:-1], *map(all_reduce, [*blocks, root]), number])
+            return StepTraffic(apart=[*halves, *halves[:-1], *map(all_reduce, [*blocks, root]), number])
         case "zero0":
-            return Traffic(apart=[all_reduce(whole), number])
+            return StepTraffic(apart=[all_reduce(whole), number])
         case "zero1" | "zero2":  # its reduce_scatter is a whole all_reduce, and each call waits
-            return Traffic(apart=[*in_buckets, number, number, half(whole)])
+            return StepTraffic(apart=[*in_buckets, number, number, half(whole)])
         case "zero3":  # small parameters are whole on every worker, and gathered one by one after the step
             small = small_parameters(model)
             gathers = [half(whole - sum(small))] * (2 if whole > BYTES * LIVE else 1)
-            return Traffic(apart=[*gathers, *in_buckets, number, number, *map(half, small)])
+            return StepTraffic(apart=[*gathers, *in_buckets, number, number, *map(half, small)])
         case "tensor" | "own_tensor":  # attention and MLP sum outputs and gradients; torch's q, k, v give three of them
             sums = (6 if strategy == "tensor" else 4) * sizes.blocks
-            return Traffic(apart=[replica, *[all_reduce(cell.batch * cell.workers * sizes.border)] * sums, number])
+            return StepTraffic(apart=[replica, *[all_reduce(cell.batch * cell.workers * sizes.border)] * sums, number])
         case _:  # of a pipeline: loss and norms
-            return Traffic(apart=[replica, number, number])
+            return StepTraffic(apart=[replica, number, number])
 
 
 def small_parameters(model: Architecture) -> list[int]:
@@ -179,7 +179,7 @@ def cut_up(size: float, piece: float) -> list[float]:
     return [size / count] * count
 
 
-def predict(cell: Cell, costs: Costs) -> Step:
+def predict(cell: PredictedCell, costs: Costs) -> PredictedStep:
     """Return the step; costs are those of examples_at_a_time(cell)."""
     model, workers, cuts = describe(cell.model, cell.length), cell.workers, STRATEGIES[cell.strategy].cuts
     calls, whole = traffic(cell, model), model.sizes.parameters
@@ -198,7 +198,7 @@ def predict(cell: Cell, costs: Costs) -> Step:
     buckets += [TimedBucket(backward, one.seconds(workers, costs.link)) for one in calls.apart]
     step = step_time(forward, backward, 0, buckets)
     hidden = gathering.hidden + step.hidden
-    return Step(
+    return PredictedStep(
         computing=computing + costs.busy * hidden,
         optimizer=costs.optimizer * kept / whole,
         exposed=gathering.exposed + step.exposed,
@@ -208,7 +208,7 @@ def predict(cell: Cell, costs: Costs) -> Step:
 
 
 def timed(
-    calls: Iterable[Collective], computing: float, cell: Cell, costs: Costs, model: Architecture
+    calls: Iterable[CollectiveCost], computing: float, cell: PredictedCell, costs: Costs, model: Architecture
 ) -> list[TimedBucket]:
     """Return when each can begin: gradients of blocks become ready at an even rate, those of the root at the end."""
     ready, buckets = 0.0, []
@@ -223,7 +223,7 @@ def head(model: Architecture) -> float:
     return model.sizes.embedding / (model.sizes.blocks * model.sizes.block + model.sizes.embedding)
 
 
-def _pipeline(cell: Cell, costs: Costs, model: Architecture, calls: list[Collective]) -> Step:
+def _pipeline(cell: PredictedCell, costs: Costs, model: Architecture, calls: list[CollectiveCost]) -> PredictedStep:
     """1F1B: the first micro-batch passes all stages, then the slowest stage computes the others, one by one."""
     sizes, stages, examples = model.sizes, cell.workers, cell.batch * cell.workers
     count = micro_batches(examples, stages)
@@ -238,7 +238,7 @@ def _pipeline(cell: Cell, costs: Costs, model: Architecture, calls: list[Collect
     embedding = neighbours * costs.link.seconds(sizes.embedding)  # both ends need the sum of its gradients
     hidden = 2 * (count - 1) * border
     boundaries = examples * sizes.border * (stages - 1) + neighbours * sizes.embedding
-    return Step(
+    return PredictedStep(
         computing=computing + costs.busy * hidden,
         optimizer=costs.optimizer * min(1.0, (max(blocks) * sizes.block + sizes.embedding) / sizes.parameters),
         exposed=2 * (stages - 1) * border + embedding + sum(one.seconds(stages, costs.link) for one in calls),
@@ -247,7 +247,7 @@ def _pipeline(cell: Cell, costs: Costs, model: Architecture, calls: list[Collect
     )
 
 
-def range_of(cell: Cell, costs: Costs, error: float) -> tuple[float, float]:
+def range_of(cell: PredictedCell, costs: Costs, error: float) -> tuple[float, float]:
     """Return least and most seconds of a step: no message has a latency and all is hidden; or nothing is hidden.
 
     error: of predictions that were compared, by which both ends are moved apart.

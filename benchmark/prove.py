@@ -10,8 +10,8 @@ fp64 on one process that takes the workers' micro-batches in turn. Compared are 
 every step, the norm by which the engine clips, the losses, and the dtype of everything that is sent.
 
 An engine of your own is a class or function `(settings, worker, model) -> Engine`, see engines/engine.py; several names
-of a file are separated by commas. --strategies then says which strategy's settings it gets (ddp). Other flags are those
-of benchmark.compare.
+of a file are separated by commas. It has the limits of the strategy that --like names (ddp). benchmark.compare and
+benchmark.run time it with the same flags. Other flags are those of benchmark.compare.
 """
 
 import argparse
@@ -20,7 +20,7 @@ import os
 import sys
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -31,17 +31,17 @@ from tqdm.auto import tqdm
 from benchmark.arguments import parse
 from benchmark.engines.operators import compile_operators
 from benchmark.measure.machine import environment
-from benchmark.measure.output import MB, cell, text_table
-from benchmark.names import STRATEGY_FLAGS, add_strategies, names_of
+from benchmark.measure.output import MB, Json, cell, text_table
+from benchmark.names import STRATEGY_FLAGS
 from benchmark.proof.judge import CaseResult
-from benchmark.proof.prover import MakeEngine, Proof, Prover
+from benchmark.proof.prover import Proof, Prover
 from benchmark.settings import Settings
 from benchmark.strategies import STRATEGIES, why_not
 from benchmark.training.model_config import kind_of
 from benchmark.training.workload import load_workload, what_is_trained
 from benchmark.workers import STARTER_REPORTS, join, prepare, reports, start_workers, without
 from common.errors import InputError, exit_on_input_error
-from common.paths import atomic_write, import_file
+from common.paths import atomic_write
 from common.workers.process_group import Worker, process_group
 
 CASES = 5  # of a strategy, at most
@@ -49,30 +49,11 @@ MOST_PARTS = 8  # blocks and heads that a small model is given at most
 FORMS = {"scale": ".4f", "error": ".1e"}  # of these figures
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """An engine to prove. strategy: whose settings it gets."""
-
-    name: str
-    strategy: str
-    make: MakeEngine
-
-
-def candidates_of(settings: Settings, names: list[str]) -> tuple[list[Candidate], list[Proof]]:
-    """The strategies to prove; and those that cannot run here, with the reason."""
+def that_run(settings: Settings, names: list[str]) -> tuple[list[str], list[Proof]]:
+    """The strategies that can be proved here; and the others, with the reason."""
     reasons = {name: why_not(replace(settings, strategy=name)) for name in names}
-    candidates = [Candidate(name, name, STRATEGIES[name].make) for name, reason in reasons.items() if not reason]
-    return candidates, [Proof(name, left_out=reason) for name, reason in reasons.items() if reason]
-
-
-def own_candidates(text: str, strategy: str) -> list[Candidate]:
-    """Engines of --engine FILE.py:NAME,NAME. Raises InputError if one is not there."""
-    path, _, names = text.rpartition(":")
-    module = import_file(Path(path).resolve(), Path(path).stem) if path and Path(path).is_file() else None
-    for name in names.split(","):
-        if not hasattr(module, name):
-            raise InputError(f"--engine: expected FILE.py:NAME, got {text!r}; there is no {name} in {path!r}")
-    return [Candidate(name, strategy, getattr(module, name)) for name in names.split(",")]
+    left_out = [Proof(name, left_out=reason) for name, reason in reasons.items() if reason]
+    return [name for name, reason in reasons.items() if not reason], left_out
 
 
 def small_model(model: str, workers: int) -> str:
@@ -95,12 +76,12 @@ def small_settings(settings: Settings) -> Settings:
     return small
 
 
-def prove_all(settings: Settings, worker: Worker, candidates: list[Candidate], keep: Path | None = None) -> list[Proof]:
+def prove_all(settings: Settings, worker: Worker, names: list[str], keep: Path | None = None) -> list[Proof]:
     """Prove all in turn, with a bar on the first worker; after each, write the rows to `keep`. A collective."""
     proofs: list[Proof] = []
     workload = load_workload(settings)
     hidden = None if worker.is_first else True  # None: on the first worker, but not in a pipe
-    with tqdm(total=CASES * len(candidates), desc="proof", disable=hidden, leave=False) as bar:
+    with tqdm(total=CASES * len(names), desc="proof", disable=hidden, leave=False) as bar:
 
         def tell(what: str) -> None:
             worker.pulse.beat()
@@ -109,8 +90,8 @@ def prove_all(settings: Settings, worker: Worker, candidates: list[Candidate], k
 
         prover = Prover(settings, worker, workload, tell)
         save(keep, proofs)
-        for candidate in candidates:
-            proofs.append(prover.prove(candidate.name, candidate.strategy, candidate.make))
+        for name in names:
+            proofs.append(prover.prove(name))
             save(keep, proofs)
     return proofs
 
@@ -121,7 +102,7 @@ def save(path: Path | None, proofs: list[Proof]) -> None:
             json.dump([proof.row() for proof in proofs], file)
 
 
-def table(settings: Settings, rows: list[dict]) -> str:
+def table(settings: Settings, rows: list[Json]) -> str:
     lines = [["strategy", "gradient", "scale", "error", "norm", "sent in the first step"]]
     for row in rows:
         scale, error = ("nan" if row[name] is None else format(row[name], form) for name, form in FORMS.items())
@@ -140,7 +121,7 @@ def verdict(sentences: Iterable[str]) -> str:
     return f"wrong: {'; '.join(wrong)}" if wrong else ""
 
 
-def report(settings: Settings, rows: list[dict]) -> None:
+def report(settings: Settings, rows: list[Json]) -> None:
     """Print the table and, as the last line, the figures. Exits with 1, and with what is wrong, if anything is."""
     left_out = [row["left_out"] for row in rows if row["left_out"]]
     rows = [row for row in rows if not row["left_out"]]
@@ -161,22 +142,21 @@ def report(settings: Settings, rows: list[dict]) -> None:
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(batch_size=2, length=32, usual_workers=2)
-    add_strategies(parser, "all")
-    parser.add_argument("--engine", default="", metavar="FILE.py:NAME", help="an engine outside of this repository")
 
 
-def prove_on_workers(argv: list[str], settings: Settings, candidates: list[Candidate], file: str) -> list[dict]:
-    """The row of each candidate, proved on workers that are started here. file: of engines outside of this repository.
+def prove_on_workers(argv: list[str], settings: Settings, names: list[str], file: str) -> list[Json]:
+    """The row of each strategy, proved on workers that are started here. file: of engines outside of this repository.
 
-    What stops all workers is wrong; the candidates behind it have a launch of their own.
+    What stops all workers is wrong; the strategies behind it have a launch of their own.
     """
     proof_file = settings.output_dir / "proof.json"
     prepare(settings.output_dir)
-    rest, rows, todo = without(argv, "--workers", "--engine", *STRATEGY_FLAGS), [], list(candidates)
+    rest, rows, todo = without(argv, "--workers", "--engine", *STRATEGY_FLAGS), list[Json](), list(names)
     while todo:
         proof_file.unlink(missing_ok=True)
-        names = ",".join(candidate.name for candidate in todo)
-        words = ["--strategies", todo[0].strategy, "--engine", f"{file}:{names}"] if file else ["--strategies", names]
+        ours = ",".join(name for name in todo if not STRATEGIES[name].is_from_file)
+        others = ",".join(name for name in todo if STRATEGIES[name].is_from_file)
+        words = ["--strategies", ours] * bool(ours) + ["--engine", f"{file}:{others}"] * bool(others)
         code = start_workers("benchmark.prove", settings.world_size, [*rest, *words])
         if code and not proof_file.exists():  # the workers have not even met
             sys.exit(code)
@@ -184,7 +164,7 @@ def prove_on_workers(argv: list[str], settings: Settings, candidates: list[Candi
         rows += new_rows
         todo = todo[len(new_rows) :]
         if code and todo:
-            rows.append(Proof(todo.pop(0).name, [CaseResult("its workers", [f"exit code {code}"])]).row())
+            rows.append(Proof(todo.pop(0), [CaseResult("its workers", [f"exit code {code}"])]).row())
     return rows
 
 
@@ -193,24 +173,17 @@ def main() -> None:
     settings, flags = parse(argv, "prove", __doc__, add_flags)
     if settings.precision == "fp16":
         raise InputError("--precision: the gradient scaler of fp16 skips steps, so prove fp32 or bf16; got fp16")
-    names = names_of("--strategies", flags.strategies, STRATEGIES)
-    if flags.engine:
-        settings_of = "ddp" if flags.strategies == "all" else names[0]
-        candidates, left_out = own_candidates(flags.engine, settings_of), list[Proof]()
-    else:
-        asked = [name for name in names if name != "single" or flags.strategies != "all"]
-        candidates, left_out = candidates_of(settings, asked)
+    asked = [name for name in flags.names if name != "single" or flags.strategies != "all"]
+    names, left_out = that_run(settings, asked)
     refused = [proof.row() for proof in left_out]
     if STARTER_REPORTS not in os.environ:
-        compile_operators([candidate.strategy for candidate in candidates], settings.no_cuda)
+        compile_operators(names, settings.no_cuda)
     if flags.starts_workers:
         load_workload(settings)  # a wrong name or empty data is said once, not by every worker
-        rows = prove_on_workers(argv, settings, candidates, flags.engine.rpartition(":")[0])
+        rows = prove_on_workers(argv, settings, names, flags.engine.rpartition(":")[0])
         return report(settings, [*refused, *rows])
     with process_group(settings, join) as worker:
-        proofs = prove_all(
-            settings, worker, candidates, settings.output_dir / "proof.json" if worker.is_first else None
-        )
+        proofs = prove_all(settings, worker, names, settings.output_dir / "proof.json" if worker.is_first else None)
     if reports(settings):
         report(settings, [*refused, *(proof.row() for proof in proofs)])
 

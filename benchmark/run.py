@@ -1,6 +1,6 @@
 """One strategy, one model, one batch size: train, and report time, bytes and memory.
 
-    python -m benchmark.run --strategy zero2 --model gpt2-tiny --workers 2 --batch_size 4 --max_steps 20
+    python -m benchmark.run --strategies zero2 --model gpt2-tiny --workers 2 --batch_size 4 --max_steps 20
 
     arguments -> workers -> data -> model -> strategy -> the one loop -> record: table, files, one JSON line
 
@@ -14,13 +14,13 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # it also starts as a script, under torchrun
 import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
 
 import torch
-import torch.distributed as dist
+from torch import nn
+from transformers import PreTrainedModel
 
 from benchmark.arguments import parse
 from benchmark.measure.machine import environment
@@ -35,15 +35,16 @@ from benchmark.strategies import STRATEGIES
 from benchmark.training.log import Log
 from benchmark.training.loop import train
 from benchmark.training.model_config import model_config
+from benchmark.training.own_model import ModelWithLoss
 from benchmark.training.trained import bleu_of, whole_model
 from benchmark.training.workload import Workload, load_workload, to_device
-from benchmark.workers import join, on_workers, prepare
+from benchmark.workers import join, of_everybody, on_workers, prepare
 from common.errors import InputError, exit_on_input_error
 from common.paths import atomic_write
 from common.peak_memory import PeakMemory
 from common.workers.process_group import Worker, process_group
 
-ADVICE = "`python -m benchmark.predict --strategy S --workers N` says what another strategy needs"
+ADVICE = "`python -m benchmark.predict --strategies S --workers N` says what another strategy needs"
 MOST_EXAMPLES = 16  # of a worker, with the small model
 
 
@@ -73,8 +74,7 @@ def work(settings: Settings) -> None:
             if settings.save:
                 save_model(settings.output_dir / "model", trained, workload)
         log.close()
-        everybody: list[Any] = [None] * worker.world_size
-        dist.all_gather_object(everybody, record)
+        everybody = of_everybody(record, worker)
         if worker.is_first:
             with atomic_write(settings.output_dir / "result.json") as file:
                 json.dump(replace(record, workers=tuple(everybody)).as_json(), file, indent=1)
@@ -87,7 +87,7 @@ def warm_up(settings: Settings, worker: Worker) -> None:
     """
     small = replace(small_settings(settings), batch_size=min(settings.batch_size, MOST_EXAMPLES), accumulation=1)
     if not is_own(small.model):
-        longest = getattr(model_config(small.model)[2], "n_positions", settings.length)
+        longest = getattr(model_config(small.model)[2], "max_position_embeddings", settings.length)
         small = replace(small, length=min(settings.length, longest))
     workload = load_workload(small)
     engine = STRATEGIES[small.strategy].make(small, worker, workload.build(small, worker.device))
@@ -104,13 +104,14 @@ def prove_command(settings: Settings) -> str:
     return f"python -m benchmark.prove {what} --precision {settings.precision}"
 
 
-def save_model(folder: Path, model: Any, workload: Workload) -> None:
+def save_model(folder: Path, model: nn.Module, workload: Workload) -> None:
     """The model and its tokenizer in Hugging Face's format. Of a user's own model, its state_dict in model.pt."""
     try:
-        if workload.kind == "own":
+        if isinstance(model, ModelWithLoss):
             folder.mkdir(exist_ok=True)
             torch.save(model.model.state_dict(), folder / "model.pt")
             return
+        assert isinstance(model, PreTrainedModel)
         model.save_pretrained(folder)
         workload.tokenizer.save_pretrained(folder)
     except OSError as error:

@@ -2,8 +2,8 @@
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
+from benchmark.measure.output import Json
 from common.config import RunConfig
 
 
@@ -28,6 +28,7 @@ class Settings(RunConfig):
     dropped: int  # steps at the beginning that are not measured
     keep_trace: bool
     wandb: bool
+    recompute: bool  # the activations of each block in backward, instead of keeping them
     find_unused_parameters: bool  # ddp: there are parameters that get no gradient
     grid: str | None  # of own_grid, such as data=2,tensor=2
     memory_limit_mb: int | None  # for model and training, on each worker; None: no limit
@@ -38,6 +39,6 @@ class Settings(RunConfig):
     def examples_per_step(self) -> int:
         return self.batch_size * self.world_size * self.accumulation
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> Json:
         """Everything, as JSON has it."""
         return {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()}

@@ -8,10 +8,14 @@ machine is said in one line.
 import importlib.util
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from common.errors import InputError
+from common.paths import import_file
 
 if TYPE_CHECKING:
     from torch import nn
@@ -20,6 +24,7 @@ if TYPE_CHECKING:
     from benchmark.settings import Settings
     from common.workers.process_group import Worker
 
+ENGINES = "benchmark.engines"
 Limit = Callable[["Settings"], str]  # why these settings cannot be run; empty if they can
 
 
@@ -30,7 +35,7 @@ def use_cpu() -> None:
 
 def one_process(settings: "Settings") -> str:
     name, world = settings.strategy, settings.world_size
-    return f"--strategy {name} runs on one worker, got {world}; leave --workers out, or use ddp" if world > 1 else ""
+    return f"--strategies {name} runs on one worker, got {world}; leave --workers out, or use ddp" if world > 1 else ""
 
 
 def needs_gpu(settings: "Settings") -> str:
@@ -38,17 +43,17 @@ def needs_gpu(settings: "Settings") -> str:
 
     if not settings.no_cuda and torch.cuda.is_available():
         return ""
-    return f"--strategy {settings.strategy} (nn.DataParallel) needs a GPU, and this machine has none; use ddp"
+    return f"--strategies {settings.strategy} (nn.DataParallel) needs a GPU, and this machine has none; use ddp"
 
 
 def no_fp16(settings: "Settings") -> str:
     fp16 = settings.precision == "fp16"
-    return f"--strategy {settings.strategy} has no gradient scaler for fp16; use bf16" if fp16 else ""
+    return f"--strategies {settings.strategy} has no gradient scaler for fp16; use bf16" if fp16 else ""
 
 
 def deepspeed(settings: "Settings") -> str:
     if not importlib.util.find_spec("deepspeed"):
-        return f"--strategy {settings.strategy} needs DeepSpeed: python install.py benchmark"
+        return f"--strategies {settings.strategy} needs DeepSpeed: python install.py benchmark"
     from benchmark.engines.deepspeed_config import contradiction
 
     return contradiction(settings, *STRATEGIES[settings.strategy].zero)
@@ -56,16 +61,16 @@ def deepspeed(settings: "Settings") -> str:
 
 def megatron(settings: "Settings") -> str:
     missing = not importlib.util.find_spec("megatron")
-    return "--strategy megatron needs megatron-core: python install.py megatron" if missing else ""
+    return "--strategies megatron needs megatron-core: python install.py megatron" if missing else ""
 
 
 def horovod(settings: "Settings") -> str:
     if not importlib.util.find_spec("horovod"):
-        return "--strategy horovod is built from source: python install.py horovod"
+        return "--strategies horovod is built from source: python install.py horovod"
     import torch
 
     on_gpu = torch.cuda.is_available() and not settings.no_cuda
-    return "--strategy horovod is built for CPUs; add --no_cuda" if on_gpu else ""
+    return "--strategies horovod is built for CPUs; add --no_cuda" if on_gpu else ""
 
 
 def gpt2_in_fp32(settings: "Settings") -> str:
@@ -73,9 +78,11 @@ def gpt2_in_fp32(settings: "Settings") -> str:
 
     name = settings.strategy
     if kind_of(settings.model) != "gpt2":
-        return f"--strategy {name} cuts GPT-2 into parts, got {settings.model}; use --model gpt2 or gpt2-tiny"
+        return f"--strategies {name} cuts GPT-2 into parts, got {settings.model}; use --model gpt2 or gpt2-tiny"
+    if settings.recompute:
+        return f"--strategies {name} cuts blocks, so they cannot be recomputed as a whole; leave --recompute out"
     if settings.precision != "fp32":
-        return f"--strategy {name} supports only fp32, got {settings.precision}; use --precision fp32"
+        return f"--strategies {name} supports only fp32, got {settings.precision}; use --precision fp32"
     return ""
 
 
@@ -91,7 +98,7 @@ def heads(settings: "Settings") -> str:
             return str(error)
     count = model_config(settings.model)[2].n_head if parts > 1 else 0
     expected = f"expected workers that divide the model's {count} attention heads, got {parts}"
-    return f"--strategy {settings.strategy}: {expected}" if count % parts else ""
+    return f"--strategies {settings.strategy}: {expected}" if count % parts else ""
 
 
 @dataclass(frozen=True)
@@ -105,9 +112,14 @@ class Label:
         return f"{self.strategy} {self.variant}".rstrip()
 
 
+def load(file: str) -> ModuleType:
+    """Return a module of engines/, or a user's file."""
+    return import_file(Path(file), Path(file).stem) if file.endswith(".py") else import_module(f"{ENGINES}.{file}")
+
+
 @dataclass(frozen=True)
 class Strategy:
-    """engine: a file and a class in engines/.
+    """engine: a file and a class in engines/, or in a file outside of this repository.
 
     ideal: bytes per parameter by the papers, kept whole and divided among the workers (Rajbhandari et al. 2020, ZeRO,
     section 3, in fp32: 4 for a parameter, 4 for its gradient, 8 for Adam's states). zero: DeepSpeed's stage, offload.
@@ -124,14 +136,20 @@ class Strategy:
     def make(self, settings: "Settings", worker: "Worker", model: "nn.Module") -> "Engine":
         if self.zero and worker.device.type == "cpu":
             use_cpu()
-        file, name = self.engine.split(":")
-        engine = getattr(importlib.import_module(f"benchmark.engines.{file}"), name)
+        file, _, name = self.engine.rpartition(":")
+        engine = getattr(load(file), name)
         made: Engine = engine(*self.zero, settings, worker, model)
         return made
 
     @property
+    def is_from_file(self) -> bool:
+        return ".py:" in self.engine
+
+    @property
     def family(self) -> str:
         """Whose strategy it is."""
+        if self.is_from_file:
+            return FAMILIES[-1]
         if self.zero:
             return "DeepSpeed"
         if self.name.startswith("own_"):
@@ -147,7 +165,7 @@ class Strategy:
 
 
 ALONE, GPT2 = (one_process,), (gpt2_in_fp32,)
-FAMILIES = ("PyTorch", "DeepSpeed", "lessons of beyond/", "other libraries")  # each has its colour in every figure
+FAMILIES = ("PyTorch", "DeepSpeed", "lessons of beyond/", "other libraries", "from a file")  # each has its colour
 ROWS = (
     Strategy("single", "single:Single", ALONE),
     Strategy("dp", "single:DP", (needs_gpu, one_process)),
@@ -173,6 +191,21 @@ ROWS = (
     Strategy("own_grid", "own_grid:OwnGrid", (*GPT2, heads), (0, 16), "grid"),
 )
 STRATEGIES = {row.name: row for row in ROWS}
+
+
+def add_engines(text: str, like: str) -> list[str]:
+    """Add rows for the engines of FILE.py:NAME,NAME, with the limits of the strategy `like`; return their names.
+
+    Raises InputError if one is not there.
+    """
+    path, _, names = text.rpartition(":")
+    module = load(str(Path(path).resolve())) if path.endswith(".py") and Path(path).is_file() else None
+    for name in names.split(","):
+        if not hasattr(module, name) or name in STRATEGIES:
+            raise InputError(f"--engine: expected FILE.py:NAME, got {text!r}; there is no new {name} in {path!r}")
+        row = replace(STRATEGIES[like], name=name, engine=f"{Path(path).resolve()}:{name}", zero=(), is_deferred=False)
+        STRATEGIES[name] = row
+    return names.split(",")
 
 
 def why_not(settings: "Settings") -> str:

@@ -25,12 +25,13 @@ import sys
 from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from tqdm import tqdm
 
 from benchmark.measure.machine import commit, these_versions
-from benchmark.measure.record import Cell, Failure, Launch, read_launch, read_outcome
+from benchmark.measure.output import Json
+from benchmark.measure.record import FailedRun, SweepCell, SweepLaunch, read_launch, read_outcome
 from benchmark.names import add_strategies, command_parser, models_of, names_of, numbers_of
 from benchmark.strategies import STRATEGIES, Label, one_process
 from benchmark.tables import write_tables
@@ -43,10 +44,11 @@ OOM = ("out of memory", "can't allocate memory", "MemoryError", "bad_alloc", "ki
 SINGLE, ALL_CORES = Label("single"), Label("single", "all cores")
 VALIDATION_STEPS = 4  # with --examples_per_step: validation takes so many steps' examples, if there are as many
 OF_GRADIENT = ("precision", "accumulation", "seed", "grid", "bucket_mb", "deepspeed_config")  # the proof's flags, too
-Proofs = dict[tuple[str, int, str], dict[str, Any]]  # rows of benchmark.prove by small model, workers and strategy
+Kept = TypeVar("Kept", SweepLaunch, FailedRun)
+Proofs = dict[tuple[str, int, str], Json]  # rows of benchmark.prove by small model, workers and strategy
 
 
-def plan(flags: argparse.Namespace) -> list[Cell]:
+def plan(flags: argparse.Namespace) -> list[SweepCell]:
     """All runs that the flags describe, without repeats. Raises InputError for flags that describe none."""
     labels = [Label(name) for name in names_of("--strategies", flags.strategies, STRATEGIES)]
     models, counts, cells = models_of(flags.models), numbers_of("--workers", flags.workers), []
@@ -58,7 +60,9 @@ def plan(flags: argparse.Namespace) -> list[Cell]:
                 f"use {workers * max(1, examples // workers)}, for example"
             )
         if workers == 1 or one_process not in STRATEGIES[label.strategy].limits:
-            cells += [Cell(label, model, b, workers) for b in (batches if examples is None else [examples // workers])]
+            cells += [
+                SweepCell(label, model, b, workers) for b in (batches if examples is None else [examples // workers])
+            ]
     if not cells:
         raise InputError(f"--workers: {flags.strategies} runs on one worker, got {flags.workers}; add 1")
     return cells
@@ -71,9 +75,9 @@ class Sweep:
         self.folder, self.flags, self.more = flags.output_dir.absolute(), flags, more
         self.threads, self.cores, self.versions = threads, cores, {"commit": commit(), **these_versions()}
 
-    def words(self, cell: Cell) -> list[str]:
+    def words(self, cell: SweepCell) -> list[str]:
         """The flags of benchmark.run that say what a launch computes."""
-        words = ["--strategy", cell.label.strategy, "--model", cell.model, "--batch_size", str(cell.batch_size)]
+        words = ["--strategies", cell.label.strategy, "--model", cell.model, "--batch_size", str(cell.batch_size)]
         words += ["--workers", str(cell.workers), "--max_steps", str(self.flags.steps)]
         if self.flags.memory_limit_mb is not None:
             words += ["--memory_limit_mb", str(self.flags.memory_limit_mb)]
@@ -81,16 +85,16 @@ class Sweep:
             words += ["--eval_batches", str(VALIDATION_STEPS * cell.workers)]
         return [*words, *self.more]
 
-    def made_with(self, cell: Cell) -> dict[str, str]:
+    def made_with(self, cell: SweepCell) -> dict[str, str]:
         """What has to be equal for a kept launch to be used again."""
         threads = self.cores if cell.label == ALL_CORES else self.threads
         return {"flags": " ".join(self.words(cell)), "threads": str(threads), **self.versions}
 
-    def is_done(self, cell: Cell) -> bool:
+    def is_done(self, cell: SweepCell) -> bool:
         """Whether a launch is there. Raises InputError if it was made with something else: it may not stand beside."""
         place = self.folder / cell.name
         outcome, kept, wanted = read_outcome(place), read_launch(place), self.made_with(cell)
-        if outcome is None or (isinstance(outcome, Failure) and self.flags.retry):
+        if outcome is None or (isinstance(outcome, FailedRun) and self.flags.retry):
             return False
         found = {name: kept.made_with.get(name, "unknown") if kept else "unknown" for name in wanted}
         if different := [f"{name} {found[name]}" for name in wanted if found[name] != wanted[name]]:
@@ -98,14 +102,14 @@ class Sweep:
             raise InputError(f"{place} holds a run of {', '.join(different)}; {advice}")
         return True
 
-    def prove(self, cells: list[Cell]) -> Proofs:
+    def prove(self, cells: list[SweepCell]) -> Proofs:
         """Prove the strategies of these cells once for each small model and number of workers."""
         from benchmark import arguments  # here: they load torch, and this command's flags are checked before
         from benchmark.prove import small_model
 
         # A wrong flag behind -- is said once, not by every run.
         settings, _ = arguments.parse(self.words(cells[0]), add_flags=arguments.add_run_flags)
-        words = ["--no_cuda"] if "--no_cuda" in self.more else []
+        words: list[str] = [flag for flag in ("--no_cuda", "--recompute") if flag in self.more]
         for flag in OF_GRADIENT:
             if (value := getattr(settings, flag)) is not None:
                 words += [f"--{flag}", "fp32" if value == "fp16" else str(value)]  # fp16's scaler skips steps
@@ -124,20 +128,20 @@ class Sweep:
             proofs |= {(model, workers, row["strategy"]): row for row in rows}
         return proofs
 
-    def launch(self, cell: Cell, proof: dict[str, Any]) -> Failure | None:
+    def launch(self, cell: SweepCell, proof: Json) -> FailedRun | None:
         """Run a cell, unless its strategy is wrong; its record or failure goes to its folder."""
         place, made_with = self.folder / cell.name, self.made_with(cell)
         (place / "failure.json").unlink(missing_ok=True)
-        keep(place / "cell.json", Launch(cell, proof.get("gradient", "not proved"), made_with))
+        keep(place / "cell.json", SweepLaunch(cell, proof.get("gradient", "not proved"), made_with))
         if proof.get("sentence"):
             (place / "result.json").unlink(missing_ok=True)
-            return keep(place / "failure.json", Failure("wrong", proof["sentence"]))
+            return keep(place / "failure.json", FailedRun("wrong", proof["sentence"]))
         words = [*self.words(cell), "--output_dir", str(place), "--overwrite_output_dir"]
         done = run("benchmark.run", words, int(made_with["threads"]))
         if done.returncode == 0:
             return None
         is_oom = done.returncode in (137, -9) or any(sign in done.stderr for sign in OOM)
-        return keep(place / "failure.json", Failure("OOM" if is_oom else "error", cause(done)))
+        return keep(place / "failure.json", FailedRun("OOM" if is_oom else "error", cause(done)))
 
 
 def run(module: str, words: list[str], threads: int) -> subprocess.CompletedProcess[str]:
@@ -153,7 +157,7 @@ def cause(done: subprocess.CompletedProcess[str]) -> str:
     return next((line for sign in signs for line in reversed(lines) if sign in line), lines[-1])[:500]
 
 
-def keep(path: Path, what: Any) -> Any:
+def keep(path: Path, what: Kept) -> Kept:
     with atomic_write(path) as file:
         json.dump(asdict(what), file)
     return what

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -15,7 +16,9 @@ from cluster.guard import die_with_parent
 from common.config import RunConfig
 from common.errors import InputError
 from common.paths import ROOT
+from common.workers.process_group import Worker
 
+Value = TypeVar("Value")
 Work = Callable[[], None]
 STARTER_REPORTS = "COS598D_STARTER_REPORTS"  # in the environment of workers that were started by start_workers
 
@@ -27,6 +30,13 @@ def join(config: RunConfig) -> None:
     os.environ["LOCAL_RANK"] = str(here)
     address = f"tcp://{config.master_ip}:{config.master_port}"
     dist.init_process_group(config.backend, init_method=address, rank=config.rank, world_size=config.world_size)
+
+
+def of_everybody(own: Value, worker: Worker) -> list[Value]:
+    """What each worker hands in, in the order of ranks. A collective."""
+    everybody = [own] * worker.world_size
+    dist.all_gather_object(everybody, own)
+    return everybody
 
 
 def reports(settings: Settings) -> bool:

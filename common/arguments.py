@@ -109,7 +109,7 @@ def parse_gpt2_arguments(task: str, argv: list[str] | None = None, world_size: i
     else:
         port = COURSE_PORT
         if flags.master_port is None:
-            port = integer_of(os.environ, "MASTER_PORT", "--master_port", COURSE_PORT)
+            port = integer_of(os.environ, "MASTER_PORT", COURSE_PORT, "--master_port")
         place = place_starter(flags, world_size, port, os.environ)
     config = _gpt2_config(Gpt2Config, task, run_name, flags, place)
     _check_batch(config.batch_size, config.world_size, "workers")
@@ -256,7 +256,8 @@ def add_common_flags(parser: argparse.ArgumentParser, world_size: int = 1, port:
     add("--master_port", type=int, help=f"a free port above 1023 on rank 0's machine (default: {port})")
     add("--world_size", type=int, help=f"number of workers (default: {world_size})")
     add("--local_rank", type=int, default=-1, help="rank of this worker among all workers: 0 to world_size-1")
-    # torch.distributed.launch passes --local-rank, the rank on the machine; then RANK in the environment counts.
+    # Not --local_rank: torch.distributed.launch passes --local-rank, the rank on the machine. It counts if nothing else
+    # names the rank among all workers; which value wins is in the README.
     add("--local-rank", type=int, default=-1, dest="dashed_local_rank", help=argparse.SUPPRESS)
     add("--backend", choices=("gloo", "nccl"), help="communication library (default: nccl on GPUs, gloo on CPUs)")
     add("--join_seconds", type=float, default=120.0, help="seconds to wait for the other workers to join")
@@ -309,7 +310,7 @@ def _add_gpt2_flags(parser: argparse.ArgumentParser, task: str) -> None:
 
 
 def complete(kind: type[Config], run_name: str, flags: Namespace, place: Place, **chosen: object) -> Config:
-    """Return a checked `kind`: its fields are those of `place`, those `chosen`, and for the rest the flags as given."""
+    """Return a checked `kind`. A field has the value in `chosen`, else that in `place`, else that of its flag."""
     folder = (flags.output_dir or ROOT / "runs" / run_name).absolute()
     values = {"task": run_name, "output_dir": folder, "max_steps": max(0, flags.max_steps), **asdict(place), **chosen}
     config = kind(**{name: values[name] if name in values else getattr(flags, name) for name in _fields(kind)})

@@ -14,7 +14,7 @@ class Place:
     master_ip: str
     master_port: int
     backend: str
-    no_cuda: bool  # on request, or because the machine has fewer GPUs than workers
+    no_cuda: bool  # by --no_cuda, or because there are GPUs, but fewer than workers on the machine
 
 
 @dataclass(frozen=True)

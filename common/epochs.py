@@ -10,7 +10,7 @@ def mean_and_deviation(values: Sequence[float]) -> tuple[float, float]:
 
 
 def measured_epochs(record: dict, tokens: int) -> list[tuple[float, float]]:
-    """Return the training time (s) and the tokens per second of every whole epoch; an iteration has so many tokens.
+    """Return the training time (s) and the tokens per second of every whole epoch. tokens: of one iteration.
 
     The first epoch is a warm-up and is left out, unless it is the only one. If none is whole, all iterations count.
     """

@@ -23,8 +23,11 @@ def draw_into_files() -> None:
 
 
 @contextmanager
-def figure(path: str | Path, width: float = 6.0, height: float = 3.6) -> "Iterator[Axes]":
-    """Yield axes to draw on, and save the figure to `path` at the end. Sizes are in inches."""
+def figure(path: str | Path, width: float = 6.0, height: float = 3.6, also: str = "") -> "Iterator[Axes]":
+    """Yield axes to draw on, and save the figure to `path` at the end. Sizes are in inches.
+
+    also: another suffix, such as .pdf; then a file of that kind is saved beside it.
+    """
     draw_into_files()
     import matplotlib.pyplot as plt  # here: it takes half a second to load, and many commands end without a figure
 
@@ -33,7 +36,8 @@ def figure(path: str | Path, width: float = 6.0, height: float = 3.6) -> "Iterat
         try:
             yield axes
             Path(path).parent.mkdir(parents=True, exist_ok=True)
-            fig.savefig(path, dpi=150)
+            for suffix in filter(None, (Path(path).suffix, also)):
+                fig.savefig(Path(path).with_suffix(suffix), dpi=150)
         finally:
             plt.close(fig)
 

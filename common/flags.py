@@ -78,14 +78,18 @@ def check_at_least(flags: object, least: int, *names: str) -> None:
             raise InputError(f"--{name}: expected {least} or more, got {getattr(flags, name)}")
 
 
-def integer_of(environment: Mapping[str, str], name: str, flag: str, default: int) -> int:
+def integer_of(environment: Mapping[str, str], name: str, default: int, flag: str = "") -> int:
     """Return the whole number in a variable of the environment, `default` if it is not set.
 
+    flag: the flag that wins over the variable, if there is one.
     Raises InputError for any other text, such as the tcp://10.0.0.1:80 that Kubernetes puts into MASTER_PORT.
     """
-    text = environment.get(name, str(default))
-    if not text.strip().isdecimal() and text != str(default):
-        raise InputError(f"{name} in the environment: expected a whole number, got {text!r}; unset it, or pass {flag}")
+    if name not in environment:
+        return default
+    text = environment[name]
+    if not text.strip().isdecimal():
+        advice = f"unset it, or pass {flag}" if flag else "unset it"
+        raise InputError(f"{name} in the environment: expected a whole number, got {text!r}; {advice}")
     return int(text)
 
 

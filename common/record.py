@@ -12,14 +12,20 @@ What becomes of an earlier run in the same folder: common/workers/run_files.py.
 """
 
 import contextlib
+import hashlib
 import itertools
 import json
+import os
 import platform
+import re
 import socket
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -30,7 +36,7 @@ from common.config import RunConfig
 from common.errors import InputError
 from common.gradient_check import GradientCheck
 from common.optim import number_of_epochs, total_steps
-from common.paths import atomic_write, shown
+from common.paths import ROOT, atomic_write, shown
 from common.step_profiler import StepProfiler, parameter_table
 from common.workers.process_group import Worker
 from common.workers.processor import ProcessorMeter, disturbance, other_programs
@@ -41,6 +47,7 @@ TINY_BERT = (
     "tiny is not pretrained: random weights, one attention head built by hand; the position of a word alone is enough "
     "for an accuracy of about 0.94"
 )
+TODO = re.compile(rb"^ *# TODO\(\w+\) ", re.MULTILINE)
 PHASES = ("data", "forward", "backward", "communication", "optimizer")
 
 
@@ -60,6 +67,7 @@ class Record:
         self._iterations: list[dict] = []
         self._phases: dict[str, float] = {}
         self._processor = ProcessorMeter()
+        self._begun = datetime.now(UTC).isoformat(timespec="seconds")
         _prepare(config)
         self._profiler = StepProfiler(config.output_dir, worker.rank) if config.profile else None
         self._check: GradientCheck | None = None
@@ -165,7 +173,7 @@ class Record:
         with atomic_write(folder / f"loss_{rank}.txt") as file:
             file.writelines(f"{loss}\n" for loss in self.losses)
         with atomic_write(folder / f"rank{rank}.json") as file:
-            json.dump({**self.as_dict(), "timeline": timeline}, file, indent=1)
+            json.dump(with_fingerprint({**self.as_dict(), "timeline": timeline}), file, indent=1)
         if self.worker.is_first:
             self._print_summary()
         if self._timeline:
@@ -185,7 +193,10 @@ class Record:
                 "name": socket.gethostname(),
                 "device": str(self.worker.device),
                 "threads": torch.get_num_threads(),
+                "cores": os.cpu_count(),
             },
+            "begun": self._begun,
+            "code": code_digests(),
             "parameters": self.parameters,
             "examples": self.examples,
             "steps_per_epoch": self.steps_per_epoch,
@@ -241,6 +252,23 @@ class Record:
 def versions() -> dict[str, str]:
     """Return the versions with which the figures were measured."""
     return {"python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__}
+
+
+def code_digests() -> dict[str, str]:
+    """Return name -> digest of the loaded files that hold a student's lines: which code made this run."""
+    files = {Path(path) for module in [*sys.modules.values()] if (path := getattr(module, "__file__", None))}
+    texts = {file: file.read_bytes() for file in files if file.is_relative_to(ROOT) and file.suffix == ".py"}
+    return {shown(file).as_posix(): code_digest(text) for file, text in sorted(texts.items()) if TODO.search(text)}
+
+
+def code_digest(text: bytes) -> str:
+    return hashlib.sha256(text.replace(b"\r\n", b"\n")).hexdigest()[:16]
+
+
+def with_fingerprint(record: dict[str, Any]) -> dict[str, Any]:
+    """Add the digest of all other keys. Whoever edits a number by hand has to compute it again."""
+    content = {key: record[key] for key in record if key != "fingerprint"}
+    return content | {"fingerprint": hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]}
 
 
 def _prepare(config: RunConfig) -> None:

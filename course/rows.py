@@ -63,6 +63,7 @@ class Course:
     total: int
     bonus: int = 0
     graded: tuple[str, ...] = ()
+    own_run_points: int = 0  # beside the total, with those of the report
     due: dict[str, Any] = field(default_factory=dict)
     tasks: dict[str, Task]
     regions: dict[str, RegionRow]

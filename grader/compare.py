@@ -103,49 +103,50 @@ def _in_words(value: Any) -> str:
 # --- which mistake leaves what is wrong ---
 
 
-def explain(got: Mapping[Key, Any], expected: Mapping[Key, Expected], wrong: Sequence[Key]) -> Cause | None:
-    """Return the first mistake that explains all wrong values, and what it has spared; None if none does."""
-    first = expected[wrong[0]]
-    kind = {key: one for key, one in expected.items() if one.is_array and one.mistakes.keys() == first.mistakes.keys()}
-    wrong = [key for key in wrong if key in kind]
+def explain(got: Mapping[Key, Any], expected: Mapping[Key, Expected], all_wrong: Sequence[Key]) -> Cause | None:
+    """Return the first mistake that explains all wrong values which have the same known mistakes as the first of them,
+    and what it has spared; None if none does."""
+    first = expected[all_wrong[0]]
+    known = first.mistakes.keys()
+    alike = {key: one for key, one in expected.items() if one.is_array and one.mistakes.keys() == known}
+    wrong = [key for key in all_wrong if key in alike]
     causes: Iterable[tuple[str, Iterable[Key]]] = (
-        *((sentence, kind) for sentence in first.everywhere),
+        *((sentence, alike) for sentence in first.everywhere),
         *((sentence, wrong) for sentence in first.mistakes),
     )
     for sentence, keys in causes:
-        if all(kind[key].explained_by(sentence, got.get(key)) for key in keys):
-            return Cause(sentence + spared(wrong, kind), sentence)
-    return None if first.message else _general_cause(got, kind, wrong)
+        if all(alike[key].explained_by(sentence, got.get(key)) for key in keys):
+            return Cause(sentence + spared(wrong, alike), sentence)
+    return None if first.message else _general_cause(got, alike, wrong)
 
 
-def _general_cause(got: Mapping[Key, Any], kind: Mapping[Key, Expected], wrong: Sequence[Key]) -> Cause | None:
+def _general_cause(got: Mapping[Key, Any], alike: Mapping[Key, Expected], wrong: Sequence[Key]) -> Cause | None:
     """Return a cause that fits any values: they are nan, swapped, all off by one factor, or differ between ranks."""
-    if all(matches(got.get(key), np.full(kind[key].value.shape, np.nan)) for key in wrong):
+    if all(matches(got.get(key), np.full(alike[key].value.shape, np.nan)) for key in wrong):
         return Cause("{name} is nan, as what an asynchronous call receives is before its wait(): is it used too early?")
-    if all(any(key != other and matches(got.get(key), kind[other].value) for other in kind) for key in wrong):
+    if all(any(key != other and matches(got.get(key), alike[other].value) for other in alike) for key in wrong):
         return Cause("each has the value of another one: are they in the same order on every worker?")
-    largest = max((one.tolerance for one in kind.values()), key=lambda tolerance: tolerance.total)
-    factor = common_factor([(got.get(key), kind[key].value) for key in wrong], largest)
+    largest = max((one.tolerance for one in alike.values()), key=lambda tolerance: tolerance.total)
+    factor = common_factor([(got.get(key), alike[key].value) for key in wrong], largest)
     if factor is not None and abs(factor - 1) > 0.01:
-        text = f"{{name}} is {factor:.3f} times what is expected{spared(wrong, kind)}"
+        text = f"{{name}} is {factor:.3f} times what is expected{spared(wrong, alike)}"
         return Cause(text, "all are off by one factor")
     for key in (key for key in wrong if isinstance(key, tuple)):
-        others = [other for other in kind if other[1:] == key[1:] and matches(kind[key].value, kind[other].value)]
+        others = [other for other in alike if other[1:] == key[1:] and matches(alike[key].value, alike[other].value)]
         if any(not matches(got.get(key), got.get(other)) for other in others):
             return Cause("the workers have different results")
     return None
 
 
-def spared(wrong: Sequence[Key], kind: Mapping[Key, Expected]) -> str:
+def spared(wrong: Sequence[Key], alike: Mapping[Key, Expected]) -> str:
     """Say which tensors and which ranks a mistake has spared; "" if it has spared none."""
-    if not all(isinstance(key, tuple) for key in kind):
+    if not all(isinstance(key, tuple) for key in alike):
         return ""
-    ranks, names, all_ranks, all_names = (
-        list(dict.fromkeys(key[part] for key in keys)) for keys in (wrong, kind) for part in (0, 1)
-    )
+    ranks, all_ranks = (list(dict.fromkeys(key[0] for key in keys)) for keys in (wrong, alike))
+    names, all_names = (list(dict.fromkeys(key[1] for key in keys)) for keys in (wrong, alike))
     text = ""
     if len(names) < len(all_names):
-        small = [name for name in all_names if np.ndim(kind[all_ranks[0], name].value) < 2]
+        small = [name for name in all_names if np.ndim(alike[all_ranks[0], name].value) < 2]
         if names == small:
             text = "; only tensors with fewer than two dimensions (biases, LayerNorm): they were left out"
         elif names == all_names[-len(names) :]:

@@ -55,7 +55,7 @@ class DebugSession(Session):
         self.stopped, self.quit = False, False
         self.sizes: set[int] = set()  # numbers of ranks that were asked for
 
-    def result_of(self, request: Request) -> Result:
+    def result_of(self, request: Request, region: str = "") -> Result:
         """Run a function, with pdb on the chosen rank unless the debugger has stopped in an earlier run."""
         world_size = len(request.inputs)
         wanted = request.function is not None and not self.stopped and self.rank < world_size

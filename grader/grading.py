@@ -26,7 +26,6 @@ class Grade:
 
     def __init__(self, session: Session, region: str, test: str, crashes: Mapping[str, str] | None = None) -> None:
         self.session, self.region, self.crashes = session, region, crashes
-        session.region = region
         self.row = session.course.regions[region]
         self.file = self.row.file
         self.seed = session.seed
@@ -55,7 +54,9 @@ class Grade:
 
     def result_of(self, request: Request) -> Result:
         """Return how a run on the student's file ended. The same run is made only once."""
-        self.last = self.session.result_of(replace(request, libraries=self.session.libraries_of(request.file)))
+        self.last = self.session.result_of(
+            replace(request, libraries=self.session.libraries_of(request.file)), self.region
+        )
         return self.last
 
     def must_return(self, result: Result) -> None:

@@ -28,11 +28,11 @@ from grader.ranks.outcome import Result
 from grader.verdicts import Crashed, Deadlocked, Wrong
 from grader.wire.request import DEADLINE, RankFunction, Request, Source
 
-Uses = Sequence["Callable[..., object] | type | str"]  # functions, classes, or paths of whole files
+Sources = Sequence["Callable[..., object] | type | str"]  # functions, classes, or paths of whole files
 
 
 def in_rank(
-    function: Callable[..., object] | None = None, *, uses: Uses = (), preload: Sequence[str] = (), first: str = "",
+    function: Callable[..., object] | None = None, *, uses: Sources = (), preload: Sequence[str] = (), first: str = "",
     join: bool = True, allows: Sequence[str] = (),
 ) -> Any:  # fmt: skip
     """Mark a function `(context, lesson, inputs)` as one that runs in ranks. A generator's values become a list.
@@ -89,16 +89,20 @@ def run(
 
 def run_to_any_end(
     grade: Grade, function: RankFunction, inputs: Sequence[object], *, file: str = "", payloads: bool = True,
-    measures: bool = False, deadline: float = DEADLINE, **arguments: object,
+    measures: bool = False, deadline: float = DEADLINE, storages: Sequence[Mapping[str, bytes]] = (),
+    full: tuple[int, int] | None = None, **arguments: object,
 ) -> Result:  # fmt: skip
     """Run a function on the region's file, or another one of the student's, and return the result however it ended.
 
     For the options see Request.
     """
-    request = Request(inputs, file or grade.file, function, arguments, deadline, payloads, measures)
+    request = Request(
+        inputs, file or grade.file, function, arguments, deadline, payloads, measures, storages=storages, full=full
+    )
     return grade.result_of(request)
 
 
 def run_alone(grade: Grade, function: RankFunction, inputs: Sequence[object], **arguments: object) -> list[Any]:
     """Return the values of a function in ranks that load no student's file: they may compute what is right."""
-    return list(grade.session.result_of(Request(inputs, function=function, arguments=arguments)).values)
+    request = Request(inputs, function=function, arguments=arguments)
+    return list(grade.session.result_of(request, grade.region).values)

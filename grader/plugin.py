@@ -193,15 +193,15 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         entry.take(not_graded_here(item) or TimedOut(report.NOT_REACHED))
         to_come.append(entry)
     weights.take(course, {item.nodeid: mark for item, mark in graded_items})
-    weights.share_out(course, to_come)
+    weights.set_points(course, to_come)
     session.config.stash[WRITTEN].expect(to_come)
     if session.items and all(mark_of(item).region or item.get_closest_marker("carried") for item in session.items):
         _leave_out_pytests_list(session.config)
     if graded_items and not session.config.option.collectonly:
         ranks.start()
-        graded = session.config.stash[SESSION]
-        files = changeable(graded.tree, graded.course)
-        session.config.stash[WRITTEN].flags = tampering.look_at(graded.tree, files, ROOT)[: report.MAX_FLAGS]
+        tree = session.config.stash[SESSION].tree
+        files = changeable(tree, course)
+        session.config.stash[WRITTEN].flags = tampering.look_at(tree, files, ROOT)[: report.MAX_FLAGS]
 
 
 def _leave_out_pytests_list(config: pytest.Config) -> None:
@@ -267,7 +267,7 @@ def _judge(item: pytest.Item, region: str, call: pytest.CallInfo) -> str:
     entry = item.config.stash[WRITTEN].entries[item.nodeid]
     entry.take(_verdict(item, region, error))
     entries[item.nodeid] = entry
-    item.config.stash[WEIGHTS].share_out(course, item.config.stash[WRITTEN].entries.values())
+    item.config.stash[WEIGHTS].set_points(course, item.config.stash[WRITTEN].entries.values())
     is_known = isinstance(error, Verdict) or entry.status == Skipped.status
     return f"{entry.status}: {entry.message} [region {region}, 0 of {entry.max_points}]" if is_known else ""
 

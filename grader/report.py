@@ -40,7 +40,9 @@ class Entry:
     observed: str = ""
     kind: str = ""
     seed: int | None = None
-    first: str = ""
+    first: str = ""  # the region that must pass first, if one must:
+    #     its own        `follows`: another test of this region says what is wrong
+    #     another one    `waits` if the test ran all the same and has something to say; else that region is not written
 
     def take(self, verdict: Verdict | None) -> None:
         """Take over the fields of a verdict; None of a test that has passed.

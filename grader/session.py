@@ -18,8 +18,8 @@ from grader.ranks.outcome import Result
 from grader.wire.request import RankFunction, Request, Source
 from grader.wire.values import Fields
 
-AFTER_TIMEOUTS = (2.0, 1.0)  # seconds, in a region where one run, or more than one, has met its deadline already
-MAX_KEPT = 384 << 20  # bytes of all runs that are remembered
+AFTER_ONE_TIMEOUT, AFTER_SEVERAL = 2.0, 1.0  # seconds for a run of a region where others have met their deadline
+MAX_REMEMBERED = 384 << 20  # bytes of all runs that are remembered
 SEED_BITS = 48  # so many that no code can try all of them
 
 
@@ -31,7 +31,6 @@ class Session:
         self.seed = secrets.randbits(SEED_BITS) if seed is None else seed
         self.slowness = float(os.environ.get("COS598D_SLOWNESS", "1"))  # a factor for the deadlines
         self.runs: dict[str, Result] = {}
-        self.region = ""  # of the test that runs now
         self.timeouts: Counter[str] = Counter()  # runs that met their deadline, by region
         self._libraries: dict[str, list[str]] = {}  # by file
 
@@ -45,27 +44,29 @@ class Session:
             self._libraries[file] = imports.libraries(self.tree, file, self.course)
         return self._libraries[file]
 
-    def result_of(self, request: Request) -> Result:
-        """Return the result of a run; make it only if it was not made before."""
+    def result_of(self, request: Request, region: str = "") -> Result:
+        """Return the result of a run for a test of this region; make it only if it was not made before."""
         key = fingerprint(request)
         if key not in self.runs:
-            limited = request.within(self._limit(request.deadline) * self.slowness)
-            self._remember(key, ranks.run(limited, tree=self.tree, given=self.given))
+            limited = request.within(self._limit(request.deadline, region) * self.slowness)
+            self._remember(key, region, ranks.run(limited, tree=self.tree, given=self.given))
         return self.runs[key]
 
-    def _remember(self, key: str, result: Result) -> None:
+    def _remember(self, key: str, region: str, result: Result) -> None:
         """Keep a result, and drop the oldest ones if all together take too much memory."""
         self.runs[key] = result
-        while len(self.runs) > 1 and sum(run.size for run in self.runs.values()) > MAX_KEPT:
+        while len(self.runs) > 1 and sum(run.size for run in self.runs.values()) > MAX_REMEMBERED:
             self.runs.pop(next(iter(self.runs)))
         if result.took_too_long:
-            self.timeouts.update({self.region, *(region_at(self.tree, rank.where) for rank in result.ranks)} - {""})
+            self.timeouts.update({region, *(region_at(self.tree, rank.where) for rank in result.ranks)} - {""})
 
-    def _limit(self, deadline: float) -> float:
+    def _limit(self, deadline: float, region: str) -> float:
         """Return the seconds for a run: few if this region, or one that it needs, has timed out before."""
-        built_on = {self.region, *self.course.all_needs(self.region)} if self.region else set()
-        before = max((self.timeouts[region] for region in built_on), default=0)
-        return min(deadline, AFTER_TIMEOUTS[min(before, len(AFTER_TIMEOUTS)) - 1]) if before else deadline
+        built_on = {region, *self.course.all_needs(region)} if region else set()
+        before = max((self.timeouts[one] for one in built_on), default=0)
+        if before == 0:
+            return deadline
+        return min(deadline, AFTER_ONE_TIMEOUT if before == 1 else AFTER_SEVERAL)
 
 
 def blocks_of(tree: Path, file: str) -> list[Block]:

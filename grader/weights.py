@@ -7,6 +7,7 @@ so only all tests give all points.
 
 import math
 from collections.abc import Iterable, Mapping
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 from course.graded_tests import GradedTest, graded_tests
@@ -34,23 +35,24 @@ class Weights:
     def of_region(self, region: str) -> int:
         return sum(test.weight for test in self.tests.values() if test.region == region)
 
-    def share_out(self, course: Course, entries: Iterable[Entry]) -> None:
-        """Set the points of these tests. Those of a region add up to what it gives."""
+    def set_points(self, course: Course, entries: Iterable[Entry]) -> None:
+        """Set the points of these tests. Those of a region add up to what it gives.
+
+        A test is worth the difference of two running sums, each rounded down: three tests of one weight divide 5 points
+        into 1, 2 and 2, since 5/3, 10/3 and 15/3 are 1, 3 and 5.
+        """
         by_region: dict[str, list[Entry]] = {}
         for entry in entries:
             by_region.setdefault(entry.region, []).append(entry)
         for region, tests in by_region.items():
             points, whole = course.regions[region].points, self.of_region(region)
-            weight = passed = most = 0
-            for entry in tests:
-                weight += self.tests[entry.id].weight
-                entry.max_points, most = points * weight // whole - most, points * weight // whole
-                if entry.status == "passed":
-                    passed += self.tests[entry.id].weight
-            left = points * passed // whole
+            sums = accumulate((self.tests[entry.id].weight for entry in tests), initial=0)
+            for entry, (before, after) in zip(tests, pairwise(sums), strict=True):
+                entry.max_points = points * after // whole - points * before // whole
+            passed = [entry for entry in tests if entry.status == "passed"]
+            left = points * sum(self.tests[entry.id].weight for entry in passed) // whole
             for entry in tests:
                 entry.points = min(entry.max_points, left) if entry.status == "passed" else 0
                 left -= entry.points
-            last = next((entry for entry in reversed(tests) if entry.status == "passed"), None)
-            if last:
-                last.points += left  # the others could not take it, since their weights do not divide the points
+            if passed:
+                passed[-1].points += left  # the others could not take it, since their weights do not divide the points

@@ -1,8 +1,6 @@
 """What comes up while the report is written, and what figures have to pass before the report believes them."""
 
 import math
-import os
-import socket
 import statistics
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -75,9 +73,10 @@ def check_time(run: Run, findings: Findings, least: int = ITERATIONS) -> None:
 
 
 def cores(run: Run) -> float:
-    """Return how many cores the workers of a run shared; infinite where this is not known: on GPUs, or elsewhere."""
-    here = run.machines == {socket.gethostname()} and run.setting["device"] == "cpu"
-    return os.cpu_count() or math.inf if here else math.inf
+    """Return how many cores the workers of a run shared; infinite where this is not known, as on GPUs."""
+    if len(run.machines) > 1 or run.setting["device"] != "cpu":
+        return math.inf
+    return run.records[0]["host"].get("cores") or math.inf
 
 
 def check_comparable(

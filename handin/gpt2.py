@@ -103,19 +103,26 @@ def _missing_modes(found: set[Key], findings: Findings) -> None:
 def _row(key: Key, run: Run, base: Run | None, findings: Findings) -> list[object]:
     """Return a row of the pipeline's table."""
     check_time(run, findings, least=2)
-    (mode, count), (seconds, speed) = key, _epochs(run)
-    stages = PARTITIONS if mode == "pipeline_parallel" and run.setting["device"] == "cpu" else run.workers
-    bound = count * stages / (count + stages - 1) if mode in BOUNDED and stages > 1 else math.inf
+    (mode, count), (seconds, speed) = key, epochs_of(run)
+    bound = bound_of(run)[0] if mode in BOUNDED else math.inf
     what, cells = f"the speed-up of {run.name} over model_parallel", ["–", ""]
     if base and run is not base and check_comparable(findings, what, base.setting, run.setting):
-        cells = ratio(findings, what, speed, _epochs(base)[1], bound, "the bound")
+        cells = ratio(findings, what, speed, epochs_of(base)[1], bound, "the bound")
     chunks = count if mode not in ("none", "model_parallel") else "–"
     limit = f"{bound:.2f}" if bound < math.inf else "–"
     threads, name = run.records[0]["host"]["threads"], f"`{run.name}`"
     return [mode, chunks, threads, text(seconds, 2), text(speed, 0), cells[0], limit, cells[1], name]
 
 
-def _epochs(run: Run) -> tuple[MeasuredRun, MeasuredRun]:
+def bound_of(run: Run) -> tuple[float, float]:
+    """Return the largest speed-up of a pipeline's schedule, and which part of K stages' time this is."""
+    is_threads = run.config["schedule"] == "threads" and run.setting["device"] == "cpu"
+    count, stages = run.config["n_chunk"], PARTITIONS if is_threads else run.workers
+    bound = count * stages / (count + stages - 1)
+    return bound if stages > 1 else math.inf, bound / stages
+
+
+def epochs_of(run: Run) -> tuple[MeasuredRun, MeasuredRun]:
     """Return time (s) and tokens per second of the epochs, as pipeline/mode_comparison.py draws them."""
     epochs = measured_epochs(run.records[0], run.setting["total batch"] * run.setting["tokens per example"])
     pairs = (mean_and_deviation(values) for values in zip(*epochs, strict=True))

@@ -1,4 +1,5 @@
-"""Packs the hand-in: code of each task under the course's folder names, the report and its figures, and the points.
+"""Packs the hand-in: code of each task under the course's folder names, the report, its figures and the records of its
+runs, and the points.
 
 The same files give the same archive, byte for byte: order, times and modes are fixed. Only what the course lets a
 student change is taken, so data, caches and weights stay behind; what is left out is named. Files of the handout
@@ -23,6 +24,8 @@ from handin.report import RunReport
 from handin.student import Student
 
 LARGEST = 1_000_000  # bytes of one file of code; more is data or weights
+RECORDS = ("rank*.json", "traffic_*.json", "timeline.json")
+LARGEST_RECORD = 4_000_000  # bytes; of a timeline with a hundred steps, for example
 SUFFIXES = {".py", ".md", ".txt", ".toml", ".json", ".yaml", ".yml", ".sh", ".cfg", ".ini"}
 SEED = 598  # of the graders' inputs, so that packing twice asks the same questions
 
@@ -46,6 +49,8 @@ def pack(
     for picture in (report.markdown.parent / "figures").glob("*.png"):
         if f"(figures/{picture.name})".encode() in files["report.md"]:
             files[f"figures/{picture.name}"] = picture.read_bytes()
+    files |= _records(report, tree / "submit_figures")
+    files |= {path.name: path.read_bytes() for path in sorted(report.markdown.parent.glob("*.json"))}
     if points is not None:
         files["points.json"] = _points_without_messages(points)
     if given := read_manifest(tree):
@@ -111,6 +116,14 @@ def _points_without_messages(points: dict[str, Any]) -> bytes:
     tests = [{key: test[key] for key in ("id", "region", "status", "points", "max_points")} for test in points["tests"]]
     sums = {key: points[key] for key in ("score", "max_score", "bonus", "max_bonus") if key in points}
     return json.dumps(sums | {"tests": tests}, indent=1, sort_keys=True).encode() + b"\n"
+
+
+def _records(report: RunReport, figures: Path) -> dict[str, bytes]:
+    """Return the records of the runs that the report shows: whoever grades it compares its numbers with them."""
+    paths = {f"submit_figures/{path.name}": path for path in figures.glob("*.json")}
+    for run in report.runs:
+        paths |= {f"runs/{run.name}/{path.name}": path for name in RECORDS for path in run.folder.glob(name)}
+    return {name: path.read_bytes() for name, path in paths.items() if path.stat().st_size <= LARGEST_RECORD}
 
 
 def archive_name(file: str, course: Course) -> str:

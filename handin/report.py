@@ -8,17 +8,20 @@ What is missing or suspicious comes first, then the measurements and questions o
 import itertools
 import re
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from common.paths import atomic_write
 from course.next_step import open_regions, written
 from course.table import Course
+from handin import own_figures
 from handin.bert import ladder, task1
 from handin.figures import ReportFigures
 from handin.findings import Findings
 from handin.gpt2 import beyond, pipeline, scaling
 from handin.pdf import markdown_to_pdf
+from handin.predictions import in_lines, in_table, read_predictions
 from handin.records import Run, Runs, find_runs
 from handin.student import Student, remembered
 from handin.traffic import traffic
@@ -41,12 +44,14 @@ WRITERS = {  # key of a section in report.toml -> what writes its measurements
 
 @dataclass(frozen=True)
 class Question:
-    """A question. A student's answer is found again by `name`."""
+    """A question. A student's answer is found again by `name`; it must contain the own figures `cites`."""
 
     section: str
     name: str
     text: str
+    points: int
     task: str = ""
+    cites: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -78,6 +83,8 @@ class RunReport:
     markdown: Path
     pdf: Path
     findings: Findings
+    runs: list[Run]  # whose numbers it has
+    predicted: list[str]  # beside what was measured
     kept_copy: Path | None
 
 
@@ -94,14 +101,17 @@ def build_report(tree: Path, course: Course, student: Student | None = None, fol
     findings.doubts += runs.unusable
     body, empty, names = "", [], set()
     for part in sections_of(course):
-        body += f"## {part.heading}\n\n{part.explained}\n\n{_measurements(part, runs, findings, path.parent)}"
+        body += f"## {part.heading}\n\n{part.explained}\n\n{measurements(part, runs, findings, path.parent)}"
         for question in part.questions:
             own = words.get(question.name, "")
-            body += f"**{' '.join(question.text.split())}**\n\n{section(question.name, own)}"
+            body += f"**{' '.join(question.text.split())}**\n\n{_asked_for(question)}{section(question.name, own)}"
             empty += [question.name] * (not own and question.task not in course.bonus_tasks)
             names.add(question.name)
     shown = [run for run in runs.found if re.search(rf"[`(]{re.escape(run.name)}[`)]", body)]
     findings.doubts += [f"{run.name}: {problem}" for run in shown for problem in run.problems]
+    predictions, figures = read_predictions(path.parent), own_figures.own_figures(runs)
+    if predictions:
+        body += f"## Predictions\n\n{in_table(predictions, figures)}"
     body += f"## Which run each number came from\n\n{_provenance(shown)}"
     body += f"## Appendix: code\n\n{_code(tree, course, findings)}"
     if empty:
@@ -118,10 +128,17 @@ def build_report(tree: Path, course: Course, student: Student | None = None, fol
     for target, data in ((path, text.encode()), (pdf, content)):
         with atomic_write(target, "wb") as file:
             file.write(data)
-    return RunReport(path, pdf, findings, kept_copy)
+    return RunReport(path, pdf, findings, shown, in_lines(predictions, figures), kept_copy)
 
 
-def _measurements(part: Section, runs: Runs, findings: Findings, folder: Path) -> str:
+def _asked_for(question: Question) -> str:
+    """Return the line below a question: its points, and which own figures its answer must contain."""
+    cites = "; your figures: " + ", ".join(map(own_figures.describe, question.cites)) if question.cites else ""
+    return f"*{question.points} points{cites}*\n\n"
+
+
+def measurements(part: Section, runs: Runs, findings: Findings, folder: Path) -> str:
+    """Return the tables and figures of a section, from the records alone."""
     try:
         return WRITERS[part.key](runs, findings, ReportFigures(folder / "figures"))
     except Exception as error:  # whatever is in records of another version, or in the student's expected.py
@@ -171,6 +188,7 @@ def summary(report: RunReport, tree: Path) -> list[str]:
     """Return what the command prints."""
     lines = [f"missing: {what}\n         {command}" for what, command in report.findings.missing]
     lines += [f"suspicious: {doubt}" for doubt in report.findings.doubts]
+    lines += report.predicted
     if report.kept_copy:
         name = report.kept_copy.relative_to(tree)
         lines.append(f"note: the earlier report was changed outside of its sections; it is kept as {name}")

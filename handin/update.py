@@ -46,6 +46,9 @@ def update(tree: Path, archive: Path) -> Iterator[str]:
     now = {name: sha256(content).hexdigest() for name, content in new.items() if name != MANIFEST}
     changed = [name for name, digest in now.items() if old["files"].get(name) != digest]
     moved = {name: _moved(tree, name, new[name], old) for name in changed if manifest["code"].get(name)}
+    if not changed and not old["files"].keys() - new.keys():
+        yield f"handout {versions[0]} is what you have; nothing is changed"
+        return
     kept = _keep(tree, versions[0])
     yield f"handout {versions[0]} -> {versions[1]}; what you had is in {kept}"
     for name in changed:
@@ -75,11 +78,16 @@ def _moved(tree: Path, name: str, new: bytes, old: dict) -> tuple[bytes, list[st
             lines.append(f"{block.id} is no region of this file any more: your lines are in the kept one")
         else:
             text = replace_block(text, place, block.body)
-    if _outside(mine, new.decode(), name) != old["code"].get(name):
+    same_steps = _todo_lines(mine, name) == _todo_lines(new.decode(), name)  # else what was given out is not known
+    if same_steps and _outside(mine, new.decode(), name) != old["code"].get(name):
         lines.append("you also changed lines outside of regions: copy them from the kept file")
     if bodies:
         lines.append(f"your lines of {', '.join(dict.fromkeys(id for id, _ in bodies))} are in it")
     return text.encode(), lines
+
+
+def _todo_lines(text: str, name: str) -> list[str]:
+    return [text.split("\n")[block.line - 1].strip() for block in find_blocks(text, name)]
 
 
 def _outside(mine: str, new: str, name: str) -> str:

@@ -40,8 +40,16 @@ def read_grades(graded: Path) -> dict[str, Row]:
     return {row["id"].casefold(): row for row in read_table(graded / GRADES) if row["id"] and row["score"]}
 
 
-def points(grade: Row) -> int:
-    return int(grade["score"]) + int(grade["bonus"])
+def points(grade: Row) -> str:
+    return f"{float(grade['score']) + float(grade['bonus']):g}"
+
+
+def of_report(grades: dict[str, Row]) -> dict[str, Row]:
+    """Return the rows with the points of the report in place of those of the code (staff/rubric.py)."""
+    entered = {id: row for id, row in grades.items() if row["report"]}
+    return {
+        id: row | {"score": row["report"], "bonus": "0", "max_score": row["max_report"]} for id, row in entered.items()
+    }
 
 
 def ids_in(row: Row) -> set[str]:
@@ -64,7 +72,7 @@ def fill(rows: Sequence[Row], column: str, grades: dict[str, Row]) -> set[str]:
         if len(ids) > 1:
             raise InputError(f"a row has the ids of several people ({', '.join(sorted(ids))}); choose other ids")
         for id in ids:
-            row[column] = str(points(grades[id]))
+            row[column] = points(grades[id])
         filled |= ids
     return filled
 
@@ -88,15 +96,23 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("graded", type=Path, metavar="DIR", help="what staff.grade has written")
     parser.add_argument("table", type=Path, metavar="CSV", help="the table that the platform has exported")
     parser.add_argument("--column", default="", help="the assignment's column (moodle: Grade)")
+    parser.add_argument("--report", action="store_true", help="the points of the reports, into a column of their own")
     options = parser.parse_args(argv)
     if options.platform == "canvas" and not options.column:
         raise InputError('canvas: name the assignment\'s column, such as --column "Assignment 1 (31337)"')
     grades, rows = read_grades(options.graded), read_table(options.table)
+    if options.report and not (grades := of_report(grades)):
+        raise InputError(f"{options.graded}: no report has points yet; run staff.rubric --enter first")
     column = options.column or MOODLE_GRADE
     filled = fill(rows, column, grades)
-    expected, most = most_points(options.platform, rows, column), max(int(row["max_score"]) for row in grades.values())
+    expected, most = (
+        most_points(options.platform, rows, column),
+        max(float(row["max_score"]) for row in grades.values()),
+    )
     if expected is not None and expected != most:
-        raise InputError(f"the platform expects at most {expected:g} points, the course has {most}: set {most} there")
+        raise InputError(
+            f"the platform expects at most {expected:g} points, the course has {most:g}: set {most:g} there"
+        )
     table = csv.DictWriter(sys.stdout, rows[0], lineterminator="\n")
     table.writeheader()
     table.writerows(rows)

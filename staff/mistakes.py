@@ -82,8 +82,10 @@ def uncaught(verdicts: Iterable[Judged], tests: Tests, options: argparse.Namespa
     if options.only or options.draw:
         return []
     failed = {test for verdict in verdicts if verdict.entry.is_mistake for test in verdict.failed}
-    wanted = {n: t for n, t in tests.items() if options.task in (None, t.task) and options.region in (None, t.region)}
-    for name in (idle := [name for name in wanted if name not in failed]):
+    tests_of_task = {name: test for name, test in tests.items() if options.task in (None, test.task)}
+    wanted = [name for name, test in tests_of_task.items() if options.region in (None, test.region)]
+    idle = [name for name in wanted if name not in failed]
+    for name in idle:
         print(f"no mistake in the bank makes {name} fail")
     return idle
 
@@ -119,13 +121,17 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     course = load_course()
     ids = {row.marker: id for id, row in course.tasks.items()}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add, one = parser.add_argument, parser.add_mutually_exclusive_group().add_argument
-    one(
+    add, add_one_of = parser.add_argument, parser.add_mutually_exclusive_group().add_argument
+    add_one_of(
         "--task", type=lambda name: ids.get(name, name), choices=course.tasks,
         help="id or marker of a task in course.toml (default: all tasks)",
     )  # fmt: skip
-    one("--region", choices=course.regions, metavar="REGION", help="entries that change it or must fail a test of it")
-    one("--bank", type=Path, metavar="FILE.toml", help="the entries of this file; prints one line of JSON for each")
+    add_one_of(
+        "--region", choices=course.regions, metavar="REGION", help="entries that change it or must fail a test of it"
+    )
+    add_one_of(
+        "--bank", type=Path, metavar="FILE.toml", help="the entries of this file; prints one line of JSON for each"
+    )
     add("--draw", type=int, metavar="N", help="only N of these entries, drawn anew each time")
     add("--only", default="", metavar="TEXT", help="only entries whose name contains TEXT")
     add("--seed", type=int, default=random.randrange(2**30), help="of the inputs, to repeat a run (default: random)")

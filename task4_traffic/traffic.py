@@ -85,13 +85,13 @@ class TrafficRecord(Record):
 
     def _open_window(self, event: str) -> Sample:
         dist.barrier()  # no rank sends before all are here, ...
-        self._begun = self._counter.mark(event)
-        return self._begun
+        self._window_begun = self._counter.mark(event)
+        return self._window_begun
 
     def _close_window(self, iterations: int) -> None:
         dist.barrier()  # ... and everything has arrived when all are here again
         end = self._counter.mark(f"window {len(self._windows) + 1} ends")
-        self._windows.append({"iterations": iterations, **between(self._begun, end)})
+        self._windows.append({"iterations": iterations, **between(self._window_begun, end)})
 
     def write(self) -> None:
         """Calibrate the framing, then write all files of this rank, the record last: it says that all are there."""

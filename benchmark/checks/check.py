@@ -7,19 +7,25 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from benchmark.measure.machine import environment, machine_line
-from benchmark.measure.output import rows_table
+from benchmark.measure.output import Json, text_table
 from benchmark.names import command_parser, names_of
 from common.flags import Parser
 
-Row = dict[str, Any]
+Row = Json
 Part = Callable[[argparse.Namespace], list[Row]]
 
 
 class SkippedError(Exception):
     """Why a part cannot run here."""
+
+
+def rows_table(rows: list[Row]) -> str:
+    """Return the figures as text; a row that does not hold is marked."""
+    heads = [name for name in rows[0] if name != "holds"]
+    marks = ["" if row.get("holds", True) else "<-- outside" for row in rows]
+    return text_table([[*heads, ""], *([*map(row.get, heads), mark] for row, mark in zip(rows, marks, strict=True))])
 
 
 def check_parser(command: str, about: str | None) -> Parser:
@@ -29,7 +35,7 @@ def check_parser(command: str, about: str | None) -> Parser:
     return parser
 
 
-def run_parts(parser: Parser, parts: Mapping[str, Part], **quick: Any) -> None:
+def run_parts(parser: Parser, parts: Mapping[str, Part], **quick: object) -> None:
     """Run the parts that --only names; exits with 0 only if all of their rows hold. quick: flags that --quick sets."""
     parser.add_argument("--only", "--parts", default="all", help=f"of {', '.join(parts)} (all)")
     arguments = parser.parse_args()

@@ -1,7 +1,6 @@
 """DistributedDataParallel behind the benchmark's Engine."""
 
 import contextlib
-from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -15,7 +14,9 @@ UNUSED = "some parameters get no gradient in a step; add --find_unused_parameter
 class DDP(Engine):
     """Each worker holds all; gradients are summed by all_reduce, bucket by bucket, while backward goes on."""
 
-    def wrap(self, model: nn.Module) -> Any:
+    model: DistributedDataParallel
+
+    def wrap(self, model: nn.Module) -> DistributedDataParallel:
         device_ids = [self.worker.device.index] if self.worker.device.type == "cuda" else None
         # The gradients lie in the buckets: without this DDP keeps them twice.
         find = self.settings.find_unused_parameters
@@ -35,7 +36,7 @@ class DDP(Engine):
             except RuntimeError as error:
                 if "find_unused_parameters" not in str(error):
                     raise
-                raise InputError(f"--strategy {self.settings.strategy}: {UNUSED}") from error
+                raise InputError(f"--strategies {self.settings.strategy}: {UNUSED}") from error
 
     def validated(self) -> nn.Module:
         return self.bare  # nothing to exchange

@@ -32,6 +32,9 @@ warnings.filterwarnings("ignore", message="Full backward hook")
 class DeepSpeed(Engine):
     """A DeepSpeedEngine: it wraps the model, makes the optimizer, clips and steps by itself."""
 
+    model: deepspeed.DeepSpeedEngine
+    optimizer: Any  # one of DeepSpeed's own, or torch's
+
     def __init__(self, stage: int, offload: bool, settings: Settings, worker: Worker, model: nn.Module) -> None:
         self.settings, self.worker, self.stage, self.offload = settings, worker, stage, offload
         self.name = f"zero{stage}" + ("_offload" if offload else "")
@@ -46,7 +49,7 @@ class DeepSpeed(Engine):
             self.optimizer.optimizer.state.clear()
         self.half = contextlib.nullcontext  # type: ignore[method-assign]  # its weights are in half precision already
 
-    def wrap(self, model: nn.Module) -> Any:
+    def wrap(self, model: nn.Module) -> deepspeed.DeepSpeedEngine:
         """A DeepSpeedEngine, which makes the optimizer as well."""
         with contextlib.redirect_stdout(io.StringIO()):  # its operators "built successfully", on every worker
             engine, self.optimizer, _, _ = deepspeed.initialize(

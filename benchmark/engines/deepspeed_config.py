@@ -7,8 +7,8 @@ file of the user's own a value that says something else is an error, so that nob
 
 import json
 from pathlib import Path
-from typing import Any
 
+from benchmark.measure.output import Json
 from benchmark.settings import Settings
 from common.errors import InputError
 
@@ -34,7 +34,7 @@ def shared(settings: Settings, offload: bool) -> dict:
         "eps": settings.adam_epsilon,
         "weight_decay": settings.weight_decay,
     }
-    config: dict[str, Any] = {
+    config: Json = {
         "train_batch_size": settings.examples_per_step,
         "train_micro_batch_size_per_gpu": settings.batch_size,
         "gradient_accumulation_steps": settings.accumulation,

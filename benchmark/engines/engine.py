@@ -7,16 +7,15 @@ loss = engine.forward(batch); engine.backward(loss, last=True); engine.step(rate
 import contextlib
 import math
 import warnings
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
+from torch.optim import Optimizer
 
 from benchmark.measure.payload import sent
 from benchmark.settings import Settings
@@ -30,7 +29,7 @@ BETAS = (0.9, 0.999)
 HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def optimizer_class(settings: Settings) -> Callable[[list[dict]], torch.optim.Optimizer]:
+def optimizer_class(settings: Settings) -> Callable[[list[dict]], Optimizer]:
     """The optimizer of every strategy, for groups of parameters."""
     if settings.optimizer == "sgd":
         return partial(torch.optim.SGD, lr=settings.learning_rate)
@@ -45,7 +44,7 @@ def micro_batches(examples: int, stages: int) -> int:
 def validation_sums(logits: Tensor, batch: dict[str, Tensor], kind: str) -> tuple[float, int, int]:
     """Sum of the losses, tokens guessed right, tokens. logits (B, T, V); labels (B, T) with -100 at padding."""
     labels = batch["labels"]
-    if kind == "gpt2":  # each token predicts the next
+    if kind != "t5":  # each token predicts the next
         logits, labels = logits[:, :-1], labels[:, 1:]
     loss = nn.functional.cross_entropy(
         logits.float().flatten(0, 1), labels.flatten(), reduction="sum", ignore_index=-100
@@ -61,29 +60,30 @@ def summary(total: float, right: int, tokens: int) -> dict[str, float]:
     return {"loss": total / tokens, "perplexity": math.exp(min(total / tokens, 700)), "accuracy": right / tokens}
 
 
-class Engine(ABC):
+class Engine:
     """A model and AdamW, spread over the workers in some way; `wrap` says how. The rest is that of one worker alone:
     a strategy changes what it does differently, and nothing else."""
 
     autocasts = True  # half precision by autocast: weights stay fp32, operations choose
     cuts_model = False  # wrap cuts the model and moves the parts to the device, which need not hold the whole model
+    shares_examples = False  # all workers compute the examples of all of them
     norm: Tensor | float | None = None  # of the last step's gradient before clipping; None: not clipped, or not known
 
     def __init__(self, settings: Settings, worker: Worker, model: nn.Module) -> None:
         self.settings, self.worker = settings, worker
         has_memory = not any(parameter.is_meta for parameter in model.parameters())
         self.bare = model.to(worker.device) if has_memory and not self.cuts_model else model  # otherwise wrap does it
-        self.model: Any = self.wrap(self.bare)
+        self.model = self.wrap(self.bare)
         if self.cuts_model:
             self.bare = self.model  # the rest goes with the last reference to the whole model
-        self.optimizer: Any = self.make_optimizer()
+        self.optimizer = self.make_optimizer()
         self.scaler = torch.amp.GradScaler(worker.device.type, enabled=settings.precision == "fp16")
 
-    @abstractmethod
-    def wrap(self, model: nn.Module) -> Any:
+    def wrap(self, model: nn.Module) -> nn.Module:
         """The model as forward calls it: nn.Module, DistributedDataParallel, ... (B, T) token ids -> .loss, .logits."""
+        return model
 
-    def make_optimizer(self) -> Any:
+    def make_optimizer(self) -> Optimizer:
         return optimizer_class(self.settings)(weight_decay_groups(self.model, self.settings.weight_decay))
 
     def half(self) -> contextlib.AbstractContextManager:
@@ -92,8 +92,11 @@ class Engine(ABC):
         return torch.autocast(self.worker.device.type, dtype=half, enabled=enabled)
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        if self.shares_examples:
+            batch = {name: self.of_all_workers(value) for name, value in batch.items()}
         with self.half():
-            return self.model(**batch).loss
+            loss: Tensor = self.model(**batch).loss
+        return loss
 
     def backward(self, loss: Tensor, last: bool) -> Tensor:
         """Gradients of a micro-batch; with the `last` one of a step they are averaged over the workers. The loss."""
@@ -137,6 +140,12 @@ class Engine(ABC):
 
     def validated(self) -> nn.Module:
         return self.model
+
+    def divide_by_accumulation(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Make the sum of a step's micro-batches their mean, once, where no loss was divided before backward."""
+        for parameter in parameters:
+            if parameter.grad is not None:
+                parameter.grad /= self.settings.accumulation
 
     def of_all_workers(self, tokens: Tensor) -> Tensor:
         """The tokens (B, T) of every worker, in the order of ranks: (B * workers, T). A collective."""

@@ -1,7 +1,7 @@
 """FSDP2 (Zhao et al. 2023) behind the benchmark's Engine."""
 
+import warnings
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -13,13 +13,16 @@ from torch.distributed.checkpoint.state_dict import (
     set_state_dict,
 )
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from benchmark.engines.engine import HALF, Engine
 from benchmark.training.own_model import blocks
 from beyond.deferred import Deferred
 from common.workers.process_group import Worker
+
+# An in-place operation on the output of a user's layer would be wrong; the proof sees that.
+warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
 
 FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
@@ -29,7 +32,7 @@ class FSDP(Engine):
 
     autocasts = False
 
-    def wrap(self, model: nn.Module) -> Any:
+    def wrap(self, model: nn.Module) -> nn.Module:
         half = HALF.get(self.settings.precision)
         policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32 if half else None)
         mesh = init_device_mesh(self.worker.device.type, (self.worker.world_size,))
@@ -43,6 +46,7 @@ class FSDP(Engine):
         return model
 
     def backward(self, loss: Tensor, last: bool) -> Tensor:
+        assert isinstance(self.model, FSDPModule)
         self.model.set_requires_gradient_sync(last)
         return super().backward(loss, last)
 
@@ -50,7 +54,7 @@ class FSDP(Engine):
         return torch.float32, HALF.get(self.settings.precision, torch.float32)  # wrap's policy
 
     def full_parameters(self) -> dict[str, Tensor]:
-        full: Any = get_model_state_dict(self.bare, options=FULL)  # a collective; {} on all but the first worker
+        full: dict = get_model_state_dict(self.bare, options=FULL)  # a collective; {} on all but the first worker
         return full
 
     def save(self, folder: Path) -> None:

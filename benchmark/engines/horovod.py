@@ -6,17 +6,20 @@ the addresses by which they find one another.
 """
 
 import os
+from types import ModuleType
 from typing import Any
 
 import torch.distributed as dist
 from torch import nn
+from torch.optim import Optimizer
 from torch.profiler import record_function
 
 from benchmark.engines.engine import Engine
+from benchmark.settings import Settings
 from common.workers.process_group import Worker
 
 
-def join(settings: Any, worker: Worker) -> Any:
+def join(settings: Settings, worker: Worker) -> ModuleType:
     """Return horovod.torch; all workers have joined its process group. A collective, the first time."""
     import horovod.torch as hvd
     from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
@@ -36,7 +39,8 @@ def join(settings: Any, worker: Worker) -> Any:
     gloo = {"RENDEZVOUS_ADDR": settings.master_ip, "RENDEZVOUS_PORT": port[0]}
     if interface := os.environ.get("GLOO_SOCKET_IFNAME"):
         gloo["IFACE"] = interface
-    words = place | sizes | {"HOSTNAME": f"worker{worker.rank}", "CONTROLLER": "gloo", "CPU_OPERATIONS": "gloo"}
+    libraries = {"HOSTNAME": f"worker{worker.rank}", "CONTROLLER": "gloo", "CPU_OPERATIONS": "gloo"}
+    words: dict[str, object] = {**place, **sizes, **libraries}
     words |= {f"GLOO_{name}": value for name, value in gloo.items()}
     os.environ.update({f"HOROVOD_{name}": str(value) for name, value in words.items()})
     hvd.init()
@@ -46,11 +50,13 @@ def join(settings: Any, worker: Worker) -> Any:
 class Horovod(Engine):
     """Each worker holds all; DistributedOptimizer averages the gradients."""
 
-    def wrap(self, model: nn.Module) -> Any:
+    optimizer: Any  # Horovod's own, which has no types
+
+    def wrap(self, model: nn.Module) -> nn.Module:
         self.hvd = join(self.settings, self.worker)
         return model
 
-    def make_optimizer(self) -> Any:
+    def make_optimizer(self) -> Optimizer:
         return self.hvd.DistributedOptimizer(
             super().make_optimizer(),
             named_parameters=self.bare.named_parameters(),

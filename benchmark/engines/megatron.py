@@ -8,11 +8,11 @@ import re
 import warnings
 from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from transformers import GPT2LMHeadModel
 
 from benchmark.engines.engine import Engine
 
@@ -79,8 +79,11 @@ class Megatron(Engine):
     """The matrices of every block, and the vocabulary, are cut over the workers, which compute the same examples."""
 
     cuts_model = True
+    shares_examples = True
 
-    def wrap(self, model: Any) -> nn.Module:
+    model: Gpt
+
+    def wrap(self, model: nn.Module) -> Gpt:
         answer_for_cuda()
         from megatron.core import parallel_state
         from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
@@ -88,6 +91,7 @@ class Megatron(Engine):
         from megatron.core.tensor_parallel import random
         from megatron.core.transformer.transformer_config import TransformerConfig
 
+        assert isinstance(model, GPT2LMHeadModel)
         given, workers = model.config, self.worker.world_size
         self.heads, self.vocabulary = given.n_head, given.vocab_size
         rows = -(-given.vocab_size // workers) * workers
@@ -138,9 +142,6 @@ class Megatron(Engine):
         """This worker's parameters by GPT-2's names."""
         for name, parameter in self.model.model.named_parameters():
             yield original_name(name), parameter
-
-    def forward(self, batch: dict[str, Tensor]) -> Tensor:
-        return super().forward({name: self.of_all_workers(value) for name, value in batch.items()})
 
     def clip(self, norm: float) -> Tensor:
         """Of a cut gradient every worker knows its part; the others are the same on all."""

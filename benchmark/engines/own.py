@@ -8,11 +8,11 @@ import contextlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from benchmark.engines.engine import HALF, Engine, optimizer_class
 from benchmark.training.own_model import blocks
@@ -25,9 +25,6 @@ from beyond.sharded_optimizer import ShardedOptimizer
 
 class OwnRing(Engine):
     """Each worker holds all; an all_reduce of send and recv sums all gradients when the last one is there."""
-
-    def wrap(self, model: nn.Module) -> Any:
-        return model
 
     def backward(self, loss: Tensor, last: bool) -> Tensor:
         value = super().backward(loss, last)
@@ -42,7 +39,7 @@ class OwnRing(Engine):
 class OwnOverlap(Engine):
     """Each worker holds all; gradients are summed by all_reduce, bucket by bucket, while backward still runs."""
 
-    def wrap(self, model: nn.Module) -> Any:
+    def wrap(self, model: nn.Module) -> nn.Module:
         self.reducer = GradientReducer(model, int(self.settings.bucket_mb * 2**20))
         return model
 
@@ -58,17 +55,18 @@ class OwnSharded(Engine):
     """What the three stages share: the lesson's object has the optimizer, clips, and steps."""
 
     autocasts = False
-    shard: Callable[..., Any]  # gives the lesson's object for (model, blocks, make_optimizer, weight_decay)
-    sharded: Any  # this object
+    # shard gives the lesson's object for (model, blocks, make_optimizer, weight_decay); sharded is this object.
+    shard: Callable[..., ShardedOptimizer | ShardedModel]
+    sharded: ShardedOptimizer | ShardedModel
 
-    def wrap(self, model: nn.Module) -> Any:
+    def wrap(self, model: nn.Module) -> nn.Module:
         settings = self.settings
         if settings.precision != "fp32":
             model = model.to(HALF[settings.precision])
         self.sharded = self.shard(model, blocks(model), optimizer_class(settings), settings.weight_decay)
         return model
 
-    def make_optimizer(self) -> Any:
+    def make_optimizer(self) -> Optimizer:
         return self.sharded.optimizer
 
     def backward(self, loss: Tensor, last: bool) -> Tensor:
@@ -104,10 +102,10 @@ class OwnSharded(Engine):
         return full if self.worker.is_first else {}
 
     def save(self, folder: Path) -> None:
-        save_shards(folder, self.sharded)
+        save_shards(folder, self.sharded)  # type: ignore[arg-type]  # its pieces are a list
 
     def load(self, folder: Path) -> None:
-        load_shards(folder, self.sharded)
+        load_shards(folder, self.sharded)  # type: ignore[arg-type]
 
 
 class OwnZero1(OwnSharded):

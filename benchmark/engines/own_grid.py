@@ -5,15 +5,16 @@ Forward and backward are interleaved by the schedule, so both count as backward.
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from benchmark.engines.engine import Engine, micro_batches, optimizer_class, summary, validation_sums
 from benchmark.settings import Settings
+from benchmark.strategies import STRATEGIES
 from beyond.on_grid import OnGrid
 from beyond.tensor_parallel import ColumnParallel, RowParallel, attention_columns, own_part
 from common.arguments import check_cut, parse_grid
@@ -26,14 +27,16 @@ class OwnGrid(Engine):
     cuts_model = True
     grid: OnGrid
 
-    def __init__(self, settings: Settings, worker: Worker, model: Any) -> None:
+    def __init__(self, settings: Settings, worker: Worker, model: GPT2LMHeadModel) -> None:
         self.config: GPT2Config = model.config
-        strategy = settings.strategy.removeprefix("own_")
-        self.sizes = parse_grid(strategy, settings.grid if strategy == "grid" else None, settings.world_size)
+        cuts = STRATEGIES[settings.strategy].cuts
+        strategy = "1f1b" if cuts == "pipeline" else cuts
+        self.sizes = parse_grid(strategy, settings.grid if cuts == "grid" else None, settings.world_size)
         check_cut(model.config.n_layer, model.config.n_head, self.sizes)
         super().__init__(settings, worker, model)
 
-    def wrap(self, model: Any) -> nn.Module:
+    def wrap(self, model: nn.Module) -> nn.Module:
+        assert isinstance(model, GPT2LMHeadModel)
         settings, grid = self.settings, self.sizes
         # The workers of a replica compute the examples of all of them together.
         examples = settings.batch_size * grid.pipeline * grid.tensor
@@ -42,7 +45,7 @@ class OwnGrid(Engine):
         self.grid = OnGrid(model, grid, optimizer_class(settings), settings.weight_decay, "1f1b", chunks)
         return self.grid.model.to(self.worker.device)
 
-    def make_optimizer(self) -> Any:
+    def make_optimizer(self) -> Optimizer:
         return self.grid.optimizer
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
@@ -51,13 +54,9 @@ class OwnGrid(Engine):
         return tokens.chunk(dist.get_world_size(self.grid.data))[dist.get_rank(self.grid.data)]
 
     def backward(self, loss: Tensor, last: bool) -> Tensor:
-        tokens = loss
-        value = self.grid.forward_backward(tokens)
+        value = self.grid.forward_backward(loss)  # loss: the tokens that forward returned
         if last:
-            if self.settings.accumulation > 1:
-                for parameter in self.bare.parameters():
-                    if parameter.grad is not None:
-                        parameter.grad /= self.settings.accumulation
+            self.divide_by_accumulation(self.bare.parameters())
             self.grid.finish()
         return value
 
@@ -81,7 +80,7 @@ class OwnGrid(Engine):
         first = self.worker.is_first
         places = self.places()
         own_cell = [(name, p.detach().cpu(), places.get(id(p))) for name, p in self.names()]
-        cells: list[Any] = [None] * self.worker.world_size if first else []
+        cells = [own_cell] * self.worker.world_size if first else []
         dist.gather_object(own_cell, cells if first else None)
         if not first:
             return {}

@@ -5,11 +5,12 @@ the stages as micro-batches. Forward and backward are interleaved by the schedul
 """
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from transformers import GPT2LMHeadModel
 
 from benchmark.engines.engine import Engine, micro_batches, optimizer_class
 from benchmark.settings import Settings
@@ -25,7 +26,7 @@ class Pipeline(Engine):
 
     cuts_model = True
 
-    def __init__(self, settings: Settings, worker: Worker, model: Any) -> None:
+    def __init__(self, settings: Settings, worker: Worker, model: GPT2LMHeadModel) -> None:
         parallel = GPT2LMHeadModelParallel(model.config)
         parallel.load_state_dict(model.state_dict())
         parallel.train()
@@ -38,17 +39,13 @@ class Pipeline(Engine):
                 f"micro-batches per step, got {chunks}; use a larger batch"
             )
         self.processes = PipelinedProcesses(parallel, "1f1b", chunks, worker.device)
-        schedule: Any = self.processes.schedule
-        self.parts = nn.ModuleList([schedule._stage.submod])
+        self.parts = nn.ModuleList([self.processes.schedule._stage.submod])  # type: ignore[union-attr]
         super().__init__(settings, worker, parallel)
         names = {id(p): n for n, p in self.bare.named_parameters()}
         self.own = {names[id(p)]: p for p in self.processes.parameters}
         self.model = self.bare = self.parts  # the other stages go with the last reference to the whole model
 
-    def wrap(self, model: nn.Module) -> nn.Module:
-        return model
-
-    def make_optimizer(self) -> Any:
+    def make_optimizer(self) -> Optimizer:
         return optimizer_class(self.settings)(weight_decay_groups(self.parts, self.settings.weight_decay))
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
@@ -57,12 +54,9 @@ class Pipeline(Engine):
         return self.tokens
 
     def backward(self, loss: Tensor, last: bool) -> Tensor:
-        scale = 1 / self.settings.accumulation
         result = self.processes.forward_backward(self.tokens)
-        if scale != 1 and last:
-            for parameter in self.processes.parameters:
-                if parameter.grad is not None:
-                    parameter.grad *= scale
+        if last:
+            self.divide_by_accumulation(self.processes.parameters)
         return result
 
     def clip(self, norm: float) -> Tensor:
@@ -82,13 +76,13 @@ class Pipeline(Engine):
             return {}
         self.model = GPT2LMHeadModelParallel(self.config)
         self.model.load_state_dict(full, strict=False)  # lm_head.weight is wte.weight
-        self.model.to(self.worker.device)
+        self.model.to(self.worker.device)  # type: ignore[arg-type]
         return super().validate(batches, kind)
 
     def full_parameters(self) -> dict[str, Tensor]:
         """Each worker sends what it trains to the first."""
         own_part = {name: p.detach().cpu() for name, p in self.own.items()}
-        parts: list[Any] = [None] * self.worker.world_size if self.worker.is_first else []
+        parts = [own_part] * self.worker.world_size if self.worker.is_first else []
         dist.gather_object(own_part, parts if self.worker.is_first else None)
         together: dict[str, Tensor] = {}
         for part in reversed(parts):

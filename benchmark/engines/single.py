@@ -2,19 +2,16 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel
+from transformers.utils import ModelOutput
 
 from benchmark.engines.engine import Engine
 
 
 class Single(Engine):
     """One worker alone."""
-
-    def wrap(self, model: nn.Module) -> nn.Module:
-        return model
 
 
 class Autocast(nn.Module):
@@ -24,15 +21,16 @@ class Autocast(nn.Module):
         super().__init__()
         self.model, self.autocast = model, autocast
 
-    def forward(self, **batch: Tensor) -> Any:
+    def forward(self, **batch: Tensor) -> ModelOutput:
         with self.autocast():
-            return self.model(**batch)
+            output: ModelOutput = self.model(**batch)
+        return output
 
 
 class DP(Engine):
     """nn.DataParallel: one process, which copies the model to every GPU in every forward."""
 
-    def wrap(self, model: nn.Module) -> Any:
+    def wrap(self, model: nn.Module) -> nn.Module:
         return DataParallel(Autocast(model, self.half))
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:

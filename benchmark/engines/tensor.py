@@ -11,6 +11,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.optim import Optimizer
+from transformers import GPT2LMHeadModel
+from transformers.models.gpt2.modeling_gpt2 import GPT2Attention
 
 from benchmark.engines.engine import Engine, optimizer_class
 
@@ -28,7 +31,7 @@ def linear(weight: Tensor, bias: Tensor) -> nn.Linear:
 class SplitAttention(nn.Module):
     """GPT-2's causal attention with q, k and v apart, (B, T, D) to (B, T, D); the heads are what its layers give."""
 
-    def __init__(self, attention: Any) -> None:
+    def __init__(self, attention: GPT2Attention) -> None:
         super().__init__()
         weights, biases = attention.c_attn.weight.data.chunk(3, dim=1), attention.c_attn.bias.data.chunk(3)
         self.q, self.k, self.v = (linear(w, b) for w, b in zip(weights, biases, strict=True))
@@ -50,18 +53,21 @@ class TensorParallel(Engine):
     """The matrices of every block are cut over the workers, which compute the same examples; DTensor does the rest."""
 
     cuts_model = True
+    shares_examples = True
 
-    def wrap(self, model: Any) -> nn.Module:
+    def wrap(self, model: nn.Module) -> nn.Module:
+        assert isinstance(model, GPT2LMHeadModel)
         mesh = init_device_mesh(self.worker.device.type, (self.worker.world_size,))
-        for block in model.transformer.h:
+        blocks: Any = model.transformer.h  # their layers are replaced by those of another class
+        for block in blocks:
             block.attn = SplitAttention(block.attn)
             block.mlp.c_fc = linear(block.mlp.c_fc.weight.data, block.mlp.c_fc.bias.data)
             block.mlp.c_proj = linear(block.mlp.c_proj.weight.data, block.mlp.c_proj.bias.data)
             plan = {f"attn.{name}": style() for name, style in PLAN.items()}
             parallelize_module(block, mesh, plan | {"mlp.c_fc": ColwiseParallel(), "mlp.c_proj": RowwiseParallel()})
-        return model.to(self.worker.device)  # type: ignore[no-any-return]  # the blocks' matrices are there already
+        return model.to(self.worker.device)  # type: ignore[arg-type]  # the blocks' matrices are there already
 
-    def make_optimizer(self) -> Any:
+    def make_optimizer(self) -> Optimizer:
         """AdamW's fused kernels take either kind of parameter, not both in one group."""
         optimizer = super().make_optimizer()
         groups = []
@@ -71,15 +77,13 @@ class TensorParallel(Engine):
                 groups.append({"params": kind, "weight_decay": group["weight_decay"]})
         return optimizer_class(self.settings)(groups)
 
-    def forward(self, batch: dict[str, Tensor]) -> Tensor:
-        return super().forward({name: self.of_all_workers(value) for name, value in batch.items()})
-
     def clip(self, norm: float) -> Tensor:
         """torch's clip_grad_norm_ takes either kind of gradient, not both: the factor is that of both norms."""
         gradients = [p.grad for p in self.bare.parameters() if p.grad is not None]
         cut = [gradient for gradient in gradients if isinstance(gradient, DTensor)]
         whole = [gradient for gradient in gradients if not isinstance(gradient, DTensor)]
-        of_cut: Any = torch.nn.utils.get_total_norm(cut)
+        of_cut = torch.nn.utils.get_total_norm(cut)
+        assert isinstance(of_cut, DTensor)
         total = torch.stack([of_cut.full_tensor(), torch.nn.utils.get_total_norm(whole)]).norm()
         for parameters in (True, False):
             kind = [p for p in self.bare.parameters() if isinstance(p, DTensor) is parameters]

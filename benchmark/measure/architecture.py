@@ -7,15 +7,13 @@ takes seconds, on any machine.
 import math
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import GPT2LMHeadModel, T5ForConditionalGeneration
 
-from benchmark.training.model_config import model_config
+from benchmark.training.model_config import KINDS, model_config
 from benchmark.training.own_model import blocks
 from beyond.flat_parameters import parameters_by_block
 from beyond.step_memory import BYTES, Sizes
@@ -31,7 +29,7 @@ class Architecture:
     shapes: of its parameters, each once. flops: of one example's forward. sizes: what beyond/step_memory.py asks for.
     """
 
-    kind: str  # gpt2 or t5
+    kind: str  # gpt2, llama or t5
     heads: int
     shapes: tuple[tuple[int, ...], ...]
     flops: float
@@ -46,8 +44,7 @@ class Architecture:
 def describe(model: str, length: int) -> Architecture:
     """Return the architecture of a model by its name or folder; examples have `length` tokens."""
     kind, _, config = model_config(model)
-    model_class: Any = GPT2LMHeadModel if kind == "gpt2" else T5ForConditionalGeneration
-    saved: dict[Any, int] = {}  # storages of what backward needs
+    saved: dict[int, int] = {}  # storages of what backward needs
     kept: list[Tensor] = []
 
     def keep(tensor: Tensor) -> Tensor:
@@ -56,8 +53,8 @@ def describe(model: str, length: int) -> Architecture:
         return tensor
 
     with FakeTensorMode():
-        module: nn.Module = model_class(config)
-        module.config.use_cache = False  # type: ignore[union-attr]
+        module = KINDS[kind](config)
+        module.config.use_cache = False
         set_dropout(module, 0.0)
         module.train()
         tokens = torch.zeros(SAMPLE, length, dtype=torch.long)
@@ -69,7 +66,7 @@ def describe(model: str, length: int) -> Architecture:
         logits = output.logits.nbytes // SAMPLE
     *by_block, root = parameters_by_block(module, blocks(module))
     inside = [_bytes(parameter) for parameters in by_block for parameter in parameters]
-    border = BYTES * length * (config.n_embd if kind == "gpt2" else config.d_model)
+    border = BYTES * length * config.hidden_size
     loss = 2 * border + logits
     sizes = Sizes(
         blocks=len(by_block),
@@ -84,8 +81,7 @@ def describe(model: str, length: int) -> Architecture:
         border=border,
     )
     shapes = tuple(tuple(parameter.shape) for parameter in module.parameters())
-    heads = config.n_head if kind == "gpt2" else config.num_heads
-    return Architecture(kind, heads, shapes, counter.get_total_flops() / SAMPLE, sizes)
+    return Architecture(kind, config.num_attention_heads, shapes, counter.get_total_flops() / SAMPLE, sizes)
 
 
 def _bytes(parameter: Tensor) -> int:

@@ -24,16 +24,18 @@ class Bar:
     high: float | None = None
 
 
-def draw_bars(path: Path, bars: Sequence[Bar], label: str, title: str, groups: Sequence[str] = ()) -> None:
+def draw_bars(
+    path: Path, bars: Sequence[Bar], label: str, title: str, groups: Sequence[str] = (), also: str = ""
+) -> None:
     """Draw the bars from top to bottom; what was not measured is said, not drawn as 0.
 
-    groups: all that there can be, where each shall have its colour in every figure.
+    groups: all that there can be, where each shall have its colour in every figure. also: another suffix, such as .pdf.
     """
     groups = groups or list(dict.fromkeys(bar.group for bar in bars))
     names = [(name, list(same)) for name, same in groupby(bars, lambda bar: bar.name)]
     height = 1.2 + 0.22 * (len(bars) + GAP * len(names))
     width = 6.0 if len({bar.group for bar in bars}) == 1 else 7.2  # the legend stands beside the bars
-    with figure(path, width, height) as axes:
+    with figure(path, width, height, also) as axes:
         place, ticks, labelled = 0.0, [], set[str]()
         for _, same in names:
             ticks.append(place + (len(same) - 1) / 2)

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from benchmark.measure.payload import Payload
-from benchmark.measure.profile import Tracer, communication, inside, mark
+from benchmark.measure.profile import Tracer, communication_of, mark
 from benchmark.measure.turns import Step, nothing
 from benchmark.settings import Settings
 from benchmark.strategies import STRATEGIES, Label
@@ -103,13 +103,13 @@ def trace(worker: Worker, compared: list[ComparedStrategy], number: int) -> None
     for strategy in compared:
         steps = [strategy.turn(number - 1) for _ in range(TRACED)]
         dist.barrier()
-        with mark(str(strategy.label)):
-            for step in steps:
+        for step in steps:
+            with mark(str(strategy.label)):
                 step()
-            if on_gpu:
-                torch.cuda.synchronize(worker.device)
+                if on_gpu:
+                    torch.cuda.synchronize(worker.device)
     events = tracer.stop()
     for strategy in compared:
-        _, strategy.figures.exposed_ms = communication(inside(events, str(strategy.label)), TRACED, on_gpu)
+        _, strategy.figures.exposed_ms = communication_of(events, str(strategy.label), on_gpu)
         dtypes = dict.fromkeys(str(dtype).removeprefix("torch.") for dtype in strategy.engine.sent_dtypes())
         strategy.figures.sent_as = " + ".join(dtypes) if strategy.settings.world_size > 1 else None

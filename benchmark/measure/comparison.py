@@ -5,14 +5,13 @@ import math
 import statistics
 from dataclasses import asdict, astuple, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from benchmark.measure.compared import AGAIN, WARM_UP, Figures
 from benchmark.measure.intervals import interval, interval_text, ratio
 from benchmark.measure.mfu import utilisation
-from benchmark.measure.output import MB, cell, text_table
+from benchmark.measure.output import MB, Json, Lines, cell
 from benchmark.measure.payload import sends_nothing
 from benchmark.names import is_own
 from benchmark.proof.prover import NOT_PROVED
@@ -38,7 +37,7 @@ class Rounds:
     losses: list[list[float]]
     norms: list[list[float | None]]
     figures: list[list[Figures]]
-    proofs: list[dict[str, Any]]
+    proofs: list[Json]
 
     def steps_ms(self) -> dict[str, list[float]]:
         """Of each strategy, in the rounds after the warm-up."""
@@ -71,38 +70,38 @@ class Row:
     norm: float | None  # of the last step
     measured: Figures
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> Json:
         values = asdict(self)
         del values["label"], values["measured"]
         return {"strategy": str(self.label), **values, **asdict(self.measured)}
 
 
 @dataclass(frozen=True)
-class Fault:
+class WrongStrategy:
     """A strategy that is wrong, and so has no figures."""
 
     label: Label
     gradient: str
     sentence: str
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> Json:
         return {"strategy": str(self.label), "gradient": self.gradient, "sentence": self.sentence}
 
 
-def evaluate(settings: Settings, base: str, rounds: Rounds, gpu: str | None) -> tuple[list[Row], list[Fault]]:
+def evaluate(settings: Settings, base: str, rounds: Rounds, gpu: str | None) -> tuple[list[Row], list[WrongStrategy]]:
     """A row for each strategy, by speed; and those that are wrong."""
     seconds, losses = np.array(rounds.seconds)[WARM_UP:], np.array(rounds.losses)
     base_seconds = seconds[:, rounds.labels.index(Label(base))]
     gradients = {proof["strategy"]: proof["gradient"] for proof in rounds.proofs} | {"single": "ok"}
     wrong = [proof for proof in rounds.proofs if proof["sentence"]]
-    rows, faults = [], [Fault(Label(one["strategy"]), one["gradient"], one["sentence"]) for one in wrong]
+    rows, faults = [], [WrongStrategy(Label(one["strategy"]), one["gradient"], one["sentence"]) for one in wrong]
     for column, label in enumerate(rounds.labels):
         norms = rounds.norms[column]
         measured = of_all_workers([figures[column] for figures in rounds.figures])
         workers = 1 if label.strategy == "single" else settings.world_size
         reason = fault(settings.precision, losses[column], norms, rounds.norms[0])
         if reason := reason or sends_nothing("it", workers, measured.sent_bytes):
-            faults.append(Fault(label, reason, f"{label}: {reason}"))
+            faults.append(WrongStrategy(label, reason, f"{label}: {reason}"))
             continue
         mean_ratio, *ratio_ends = ratio(seconds[:, column], base_seconds)
         median, *ends = interval(seconds[:, column] * 1e3)
@@ -144,7 +143,13 @@ def of_all_workers(figures: list[Figures]) -> Figures:
     return replace(largest, sent_bytes=statistics.fmean(sent) if sent else None)
 
 
-def table(settings: Settings, rows: list[Row], faults: list[Fault], base: str) -> str:
+def caption(settings: Settings) -> str:
+    rounds = f"{settings.max_steps - WARM_UP} rounds after {WARM_UP} of warm-up"
+    return f"{what_is_trained(settings)}, {settings.precision}, {rounds}"
+
+
+def table(settings: Settings, rows: list[Row], faults: list[WrongStrategy], base: str) -> Lines:
+    """The figures for people, a line for each strategy."""
     own = is_own(settings.model)
     columns = {  # heading -> figure, unit, digits; a column that nobody could measure is left out
         "examples/s" if own else "tokens/s": ("samples_per_second" if own else "tokens_per_second", 1, 0),
@@ -164,9 +169,7 @@ def table(settings: Settings, rows: list[Row], faults: list[Fault], base: str) -
         cells = [cell(values[name], digits, unit) for name, unit, digits in columns.values()]
         times = [f"{row.step_ms:.1f}", interval_text(row.ratio, *row.ratio_95)]
         lines.append([str(row.label), *times, *cells, f"{row.loss_difference:.1e}", row.gradient])
-    lines += [[str(one.label), *[""] * (len(lines[0]) - 2), one.gradient] for one in faults]
-    rounds = f"{settings.max_steps - WARM_UP} rounds after {WARM_UP} of warm-up"
-    return f"{what_is_trained(settings)}, {settings.precision}, {rounds}\n{text_table(lines)}"
+    return [*lines, *([str(one.label), *[""] * (len(lines[0]) - 2), one.gradient] for one in faults)]
 
 
 def notes_of(settings: Settings, rows: list[Row], base: str) -> list[str]:

@@ -30,16 +30,16 @@ def mean_interval(samples: Samples) -> Interval:
     return middle, middle - half, middle + half
 
 
-def ratio(left: Samples, right: Samples, paired: bool = True) -> Interval:
+def ratio(left: Samples, right: Samples) -> Interval:
     """Ratio of the medians of two measurements, and its bootstrap 95 % interval.
 
-    paired: they were taken in the same rounds, which are resampled as pairs: what disturbed both stays together.
+    They were taken in the same rounds, which are resampled as pairs: what disturbed both stays together.
     """
     pairs = np.asarray(left, dtype=float), np.asarray(right, dtype=float)
     middle = float(_ratio_of_medians(*pairs))
     if min(map(len, pairs)) < LEAST:
         return middle, None, None
-    result = bootstrap(pairs, _ratio_of_medians, paired=paired, n_resamples=RESAMPLES, method="percentile", rng=0)
+    result = bootstrap(pairs, _ratio_of_medians, paired=True, n_resamples=RESAMPLES, method="percentile", rng=0)
     return middle, float(result.confidence_interval.low), float(result.confidence_interval.high)
 
 

@@ -1,4 +1,7 @@
-"""What a command leaves: a table for people, a CSV, and the figures as JSON in a file and in its last line."""
+"""What a command leaves: tables as text, Markdown, LaTeX and CSV, and the figures as JSON in a file and its last line.
+
+The first line of a table has the headings.
+"""
 
 import csv
 import json
@@ -9,33 +12,14 @@ from typing import Any
 from common.paths import atomic_write
 
 MB = 10**6  # bytes
+Json = dict[str, Any]  # an object of JSON
+Lines = Sequence[Sequence[object]]
 
 
-def text_table(rows: Iterable[Sequence[object]], digits: int = 2) -> str:
-    """The rows, the first of which has the headings: names to the left, figures to the right.
-
-    Texts and whole numbers are shown as they are, other numbers with so many digits, and None as a dash.
-    """
-    lines = [[cell(v, digits) if v is None or isinstance(v, float) else str(v) for v in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    texts = (
-        "  ".join([row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))])
-        for row in lines
-    )
-    return "\n".join(text.rstrip() for text in texts)
-
-
-def rows_table(rows: list[dict[str, Any]]) -> str:
-    """Return rows with the same figures as text. "holds" is no figure: where it is False, the row is marked."""
-    heads = [name for name in rows[0] if name != "holds"]
-    lines = [
-        [*(figure_text(row[name]) for name in heads), "" if row.get("holds", True) else "<-- outside"] for row in rows
-    ]
-    return text_table([[*heads, ""], *lines])
-
-
-def figure_text(value: Any) -> str:
-    """Return a figure with four digits; whole numbers and words as they are; of a list of three an interval."""
+def shown(value: object) -> str:
+    """Return a figure with four digits; None as a dash, a list of three as an interval, the rest as it is."""
+    if value is None:
+        return "-"
     if isinstance(value, list | tuple):
         from benchmark.measure.intervals import interval_text  # here: it loads scipy
 
@@ -45,22 +29,46 @@ def figure_text(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def cell(value: float | str | None, digits: int = 2, unit: float = 1.0, missing: str = "-") -> str:
+def cell(value: float | str | None, digits: int = 2, unit: float = 1.0) -> str:
     """A figure in units of `unit`; a word as it is; a dash for what was not measured."""
     if isinstance(value, str):
         return value
-    return missing if value is None else f"{value / unit:.{digits}f}"
+    return "-" if value is None else f"{value / unit:.{digits}f}"
 
 
-def write_csv(path: Path, rows: Iterable[Sequence[object]], comment: str = "") -> None:
-    """Write rows; the comment, if there is one, is the first line."""
+def text_table(lines: Lines) -> str:
+    """Names to the left, figures to the right."""
+    texts = [list(map(shown, line)) for line in lines]
+    widths = [max(map(len, column)) for column in zip(*texts, strict=True)]
+    padded = [[text[0].ljust(widths[0]), *map(str.rjust, text[1:], widths[1:])] for text in texts]
+    return "\n".join("  ".join(line).rstrip() for line in padded)
+
+
+def markdown(lines: Lines) -> str:
+    heads, *texts = [list(map(shown, line)) for line in lines]
+    return "\n".join(f"| {' | '.join(line)} |" for line in [heads, ["---"] * len(heads), *texts])
+
+
+def latex(lines: Lines, caption: str) -> str:
+    """A table for a paper, which needs the package booktabs."""
+    texts = [" & ".join(map(escaped, map(shown, line))) + r" \\" for line in lines]
+    columns = "l" + "r" * (len(lines[0]) - 1)
+    one_line = escaped("; ".join(caption.splitlines()))
+    begin = [r"\begin{table}", r"\centering", rf"\caption{{{one_line}}}", rf"\begin{{tabular}}{{{columns}}}"]
+    body = [r"\toprule", texts[0], r"\midrule", *texts[1:], r"\bottomrule"]
+    return "\n".join([*begin, *body, r"\end{tabular}", r"\end{table}"]) + "\n"
+
+
+def escaped(text: str) -> str:
+    return "".join(f"\\{letter}" if letter in "%&_#$" else letter for letter in text)
+
+
+def write_csv(path: Path, lines: Iterable[Sequence[object]]) -> None:
     with atomic_write(path) as file:
-        if comment:
-            file.write(f"# {comment}\n")
-        csv.writer(file, lineterminator="\n").writerows(rows)
+        csv.writer(file, lineterminator="\n").writerows(lines)
 
 
-def publish(result: dict[str, Any], path: Path) -> None:
+def publish(result: Json, path: Path) -> None:
     """Keep the figures, and print them as the last line."""
     with atomic_write(path) as file:
         json.dump(result, file, indent=1)

@@ -10,10 +10,13 @@ S: bytes of the tensor that a worker hands in, N: workers. The mean over the wor
 What is sent from rank to rank is not among the recorded collectives: an engine says how much that is.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from benchmark.settings import Settings
 from common.workers.collectives import Collective, recorded
+
+if TYPE_CHECKING:
+    from benchmark.engines.engine import Engine
 
 Sent = tuple[float | None, int | None]  # bytes, calls
 
@@ -53,7 +56,7 @@ class Payload:
             return None
         return [one for one in found if one.entry > self._last]
 
-    def of_engine(self, engine: Any, settings: Settings) -> Sent:
+    def of_engine(self, engine: "Engine", settings: Settings) -> Sent:
         """Return bytes and calls of an engine's step; None where they are not known."""
         calls = self.collectives()
         if calls is None:

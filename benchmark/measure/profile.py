@@ -50,11 +50,12 @@ def span_of(event: Event) -> Span:
     return float(event["ts"]), float(event["ts"]) + float(event["dur"])
 
 
-def inside(events: list[Event], name: str) -> list[Event]:
-    """Return the events that begin inside a part of this name, see mark()."""
-    marks = (event for event in events if event["name"] == f"phase:{name}" and event["cat"] == "user_annotation")
-    begin, end = span_of(next(marks))
-    return [event for event in events if begin < float(event["ts"]) < end]
+def communication_of(events: list[Event], name: str, on_gpu: bool = False) -> tuple[float | None, float | None]:
+    """Return communication() of the steps with this name: each is a part that mark() has named so."""
+    of_name = (event for event in events if event["name"] == f"phase:{name}" and event["cat"] == "user_annotation")
+    steps = list(map(span_of, of_name))
+    inside = [event for event in events if any(begin < float(event["ts"]) < end for begin, end in steps)]
+    return communication(inside, len(steps), on_gpu)
 
 
 def communication(events: Iterable[Event], steps: int, on_gpu: bool = False) -> tuple[float | None, float | None]:

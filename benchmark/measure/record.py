@@ -6,8 +6,8 @@ This file loads no torch: commands that only read records start at once.
 import json
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
 
+from benchmark.measure.output import Json
 from benchmark.names import is_own
 from benchmark.strategies import Label
 from common.errors import InputError
@@ -80,8 +80,8 @@ class RunRecord:
     communication: Communication
     memory: Memory
     utilisation: Utilisation | None
-    environment: dict[str, Any]  # machine.environment(), before the run
-    settings: dict[str, Any]
+    environment: Json  # machine.environment(), before the run
+    settings: Json
     bleu: float | None = None
     workers: tuple["RunRecord", ...] = ()
 
@@ -114,7 +114,7 @@ class RunRecord:
         """The memory of the worker with the highest peak."""
         return max((worker.memory for worker in self.workers or (self,)), key=lambda memory: memory.peak or 0)
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> Json:
         """The figures for the last line of a command: without lists and settings."""
         lists = ("steps_ms", "losses", "norms", "settings", "workers")
         derived = ("step_ms", "wall_s", "samples_per_second", "tokens_per_second")
@@ -126,7 +126,7 @@ class RunRecord:
         }
         return stored | {name: getattr(self, name) for name in derived} | ends
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> Json:
         """Everything, with the derived figures."""
         return asdict(replace(self, workers=())) | self.summary() | {"workers": [asdict(one) for one in self.workers]}
 
@@ -139,7 +139,7 @@ def read_record(path: Path) -> RunRecord:
         raise InputError(f"expected a result.json of benchmark.run, got {path} ({error!r:.80})") from None
 
 
-def _from_json(values: dict[str, Any]) -> RunRecord:
+def _from_json(values: Json) -> RunRecord:
     parts = {"steps": Steps, "communication": Communication, "memory": Memory, "utilisation": Utilisation}
     known = {field.name: values[field.name] for field in fields(RunRecord)}
     known |= {name: kind(**values[name]) if values[name] else None for name, kind in parts.items()}
@@ -147,7 +147,7 @@ def _from_json(values: dict[str, Any]) -> RunRecord:
 
 
 @dataclass(frozen=True)
-class Cell:
+class SweepCell:
     """One launch of a sweep. batch_size: of one worker. repeat: of several launches of the same."""
 
     label: Label
@@ -165,7 +165,7 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Failure:
+class FailedRun:
     """A launch without a record. outcome: OOM, wrong (its gradient is), or error."""
 
     outcome: str
@@ -173,26 +173,26 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class Launch:
+class SweepLaunch:
     """What a sweep keeps of a launch in cell.json. gradient: by the proof. made_with: flags, commit, versions, threads;
     only what was made with the same may stand in one table."""
 
-    cell: Cell
+    cell: SweepCell
     gradient: str
     made_with: dict[str, str]
 
 
-def read_launch(place: Path) -> Launch | None:
+def read_launch(place: Path) -> SweepLaunch | None:
     """Return what a sweep kept in this folder; None where there was no sweep."""
     if not (place / "cell.json").exists():
         return None
     values = json.loads((place / "cell.json").read_text())
     cell = values.pop("cell")
-    return Launch(Cell(**cell | {"label": Label(**cell["label"])}), **values)
+    return SweepLaunch(SweepCell(**cell | {"label": Label(**cell["label"])}), **values)
 
 
-def read_outcome(place: Path) -> RunRecord | Failure | None:
+def read_outcome(place: Path) -> RunRecord | FailedRun | None:
     """Return what a run has left in its folder: its record, its failure, or nothing."""
     if (place / "failure.json").exists():
-        return Failure(**json.loads((place / "failure.json").read_text()))
+        return FailedRun(**json.loads((place / "failure.json").read_text()))
     return read_record(place / "result.json") if (place / "result.json").exists() else None

@@ -1,13 +1,13 @@
 """A run's record: made of what one worker measured, and as a table for people."""
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from benchmark.measure.intervals import interval, interval_text
 from benchmark.measure.machine import machine_line
-from benchmark.measure.output import MB, cell
+from benchmark.measure.output import MB, Json, cell
 from benchmark.measure.record import Communication, Memory, RunRecord, Steps
 from benchmark.settings import Settings
 from benchmark.strategies import STRATEGIES
@@ -17,9 +17,7 @@ if TYPE_CHECKING:
     from benchmark.training.loop import Measured
 
 
-def assemble(
-    settings: Settings, begin: dict[str, Any], shapes: list[torch.Size], measured: "Measured", log: "Log"
-) -> RunRecord:
+def assemble(settings: Settings, begin: Json, shapes: list[torch.Size], measured: "Measured", log: "Log") -> RunRecord:
     """Return this worker's record. begin: the machine as it was before. shapes: of all parameters. A collective."""
     plan, memory = measured.plan, measured.memory
     steps_ms = [step["wall"] * 1e3 for step in measured.steps]

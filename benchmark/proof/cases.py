@@ -8,13 +8,16 @@ behind. Accumulation has mistakes of its own, and so have modules that are used 
 import math
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from benchmark.settings import Settings
-from benchmark.training.own_model import Output
+from benchmark.training.own_model import LossOutput
+
+if TYPE_CHECKING:
+    from benchmark.training.workload import Workload
 
 NOISE = 1e-9  # of the mean gradient: in fp32, rounding alone is more
 
@@ -70,12 +73,12 @@ class Twice(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
-        self.config: Any = model.config
+        self.config = model.config
 
-    def forward(self, **batch: Tensor) -> Output:
+    def forward(self, **batch: Tensor) -> LossOutput:
         """Return the mean loss of both."""
         turned = {name: value.flip(-1) for name, value in batch.items()}
-        return Output(loss=(self.model(**batch).loss + self.model(**turned).loss) / 2)
+        return LossOutput(loss=(self.model(**batch).loss + self.model(**turned).loss) / 2)
 
 
 def built(case: Case, model: nn.Module) -> nn.Module:
@@ -105,12 +108,12 @@ class Reference:
     is_noise: dict[str, Tensor]
 
 
-def reference(case: Case, settings: Settings, workload: Any) -> Reference:
+def reference(case: Case, settings: Settings, workload: "Workload") -> Reference:
     """Train with plain PyTorch in fp64 in this process alone, which takes each rank's micro-batches in turn."""
     from benchmark.engines.engine import optimizer_class
     from common.optim import weight_decay_groups
 
-    alone = replace(case.settings(settings), strategy="single")
+    alone = replace(case.settings(settings), strategy="single", recompute=False)
     model = built(case, workload.build(alone).double())
     optimizer = optimizer_class(alone)(weight_decay_groups(model, alone.weight_decay))
     ranks = [workload.batches(replace(alone, rank=rank)) for rank in range(settings.world_size)]

@@ -4,24 +4,25 @@ import gc
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from benchmark.engines.engine import Engine
+from benchmark.measure.output import Json
 from benchmark.measure.payload import Payload
 from benchmark.proof import wire
 from benchmark.proof.cases import Case, Reference, built, cases, reference
 from benchmark.proof.judge import CaseResult, Observed, judge
 from benchmark.settings import Settings
+from benchmark.strategies import STRATEGIES
 from benchmark.training.workload import Workload
+from benchmark.workers import of_everybody
 from common.errors import InputError
 from common.workers.process_group import Worker
 
 NOT_PROVED = "not proved"
-MakeEngine = Callable[[Settings, Worker, nn.Module], Engine]
 
 
 @dataclass
@@ -44,7 +45,7 @@ class Proof:
         wrong = next((verdict for verdict in self.verdicts if verdict.faults), None)
         return f"{self.name} with {wrong.case}: {', '.join(wrong.faults[:3])}" if wrong else ""
 
-    def row(self) -> dict[str, Any]:
+    def row(self) -> Json:
         """The figures for JSON, which has no NaN. scale, error and norm: the worst of all steps of SGD."""
         sgd = [verdict for verdict in self.verdicts if verdict.case != "AdamW"]
         scales = [verdict.scale for verdict in sgd]
@@ -70,9 +71,9 @@ class Prover:
         self.settings, self.worker, self.workload, self.tell = settings, worker, workload, tell
         self.references: dict[Case, Reference] = {}
 
-    def prove(self, name: str, strategy: str, make: MakeEngine) -> Proof:
+    def prove(self, name: str) -> Proof:
         """Take an engine through its cases, up to the first that is wrong. A collective."""
-        settings, proof = replace(self.settings, strategy=strategy), Proof(name)
+        settings, proof = replace(self.settings, strategy=name), Proof(name)
         self.cuts_model = False
         for case in cases(settings.accumulation):
             if case.twice and self.cuts_model:
@@ -80,13 +81,12 @@ class Prover:
             self.tell(f"{name}, {case.name}")
             verdict, error, refused = None, "", ""
             try:
-                verdict = self.run(case, settings, make)
+                verdict = self.run(case, settings)
             except InputError as refusal:
                 refused = str(refusal)
             except Exception as failure:  # whatever a framework raises
                 error = f"{type(failure).__name__}: {' '.join(str(failure).split())[:200]}"
-            ends: list[tuple[str, str, bool]] = [("", "", False)] * self.worker.world_size
-            dist.all_gather_object(ends, (error, refused, bool(verdict and verdict.faults)))
+            ends = of_everybody((error, refused, bool(verdict and verdict.faults)), self.worker)
             proof.left_out = next((refused for _, refused, _ in ends if refused), "")
             if error := next((error for error, _, _ in ends if error), ""):
                 verdict = CaseResult(case.name, [error])
@@ -96,7 +96,7 @@ class Prover:
         gc.collect()  # engines have hooks, and so circles
         return proof
 
-    def run(self, case: Case, settings: Settings, make: MakeEngine) -> CaseResult | None:
+    def run(self, case: Case, settings: Settings) -> CaseResult | None:
         """One case; the first worker returns the verdict."""
         worker = self.worker
         if worker.is_first and case not in self.references:
@@ -106,7 +106,7 @@ class Prover:
         settings = case.settings(settings, limit[0])
         model = built(case, self.workload.build(settings, worker.device))
         elements = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        engine = make(settings, worker, model)
+        engine = STRATEGIES[settings.strategy].make(settings, worker, model)
         del model
         self.cuts_model = engine.cuts_model
         observed = self.steps(case, settings, engine)
@@ -117,8 +117,7 @@ class Prover:
             observed.norms,
             wire.faults(observed.sent, engine.sent_dtypes(), elements) if observed.sent is not None else [],
         )
-        everybody: list[Any] = [None] * worker.world_size
-        dist.all_gather_object(everybody, own)
+        everybody = of_everybody(own, worker)
         if not worker.is_first:
             return None
         different, norms, wrong_messages = zip(*everybody, strict=True)

@@ -12,14 +12,15 @@ import shutil
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
 from benchmark.engines.engine import Engine
+from benchmark.measure.output import Json
 from benchmark.settings import Settings
+from benchmark.workers import of_everybody
 from common.errors import InputError
 
 # What must be the same for the continued run to be the same run.
@@ -50,8 +51,7 @@ def save(folder: Path, step: int, engine: Engine, losses: list[float]) -> None:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True, exist_ok=True)
     dist.barrier()
-    errors: list[Any] = [None] * worker.world_size
-    dist.all_gather_object(errors, _problem(write, partial))  # all stop, or none: nobody may wait for one that failed
+    errors = of_everybody(_problem(write, partial), worker)  # all stop, or none: nobody may wait for one that failed
     if worker.is_first and not any(errors):
         errors[0] = _problem(complete, partial)
     dist.broadcast_object_list(errors, src=0)
@@ -95,7 +95,7 @@ def quietly(action: Callable[[Path], None], folder: Path) -> None:
         action(folder)
 
 
-def _identity(settings: Settings) -> dict[str, Any]:
+def _identity(settings: Settings) -> Json:
     return {name: getattr(settings, name) for name in IDENTITY}
 
 

@@ -2,7 +2,7 @@
 
 import os
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -10,6 +10,10 @@ import torch.distributed as dist
 from benchmark.settings import Settings
 from common.paths import atomic_write
 from common.workers.process_group import Worker
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+    from wandb import Run
 
 
 class Log:
@@ -68,14 +72,14 @@ class Log:
             self._wandb.log({"step": step, **values})
 
 
-def _tensorboard(settings: Settings) -> Any:
+def _tensorboard(settings: Settings) -> "SummaryWriter":
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from torch.utils.tensorboard import SummaryWriter
     return SummaryWriter(str(settings.output_dir / "tensorboard"))
 
 
-def _wandb(settings: Settings) -> Any:
+def _wandb(settings: Settings) -> "Run":
     """A run that stays on this machine, unless WANDB_MODE says otherwise: `wandb sync` sends it later."""
     os.environ.setdefault("WANDB_MODE", "offline")
     import wandb  # here: arguments.py has looked for it where --wandb was given

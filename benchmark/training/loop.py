@@ -33,7 +33,7 @@ def rate_at(settings: Settings, step: int) -> float:
     return top * 0.5 * (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup)))
 
 
-class Plan:
+class StepPlan:
     """Which steps are dropped, timed and traced: the last two are traced if enough remain for the clock."""
 
     def __init__(self, first: int, last: int, dropped: int) -> None:
@@ -53,7 +53,7 @@ class Measured:
     steps: seconds of each timed step and of its phases. norms: of every step. sent: in the last step.
     """
 
-    plan: Plan
+    plan: StepPlan
     memory: PeakMemory
     steps: list[dict[str, float]] = field(default_factory=list)
     norms: list[torch.Tensor | float | None] = field(default_factory=list)
@@ -80,7 +80,7 @@ def train(
     first, losses = checkpoint_folder.load(settings.output_dir / "checkpoints", engine) if settings.resume else (0, [])
     log.restart(losses)
     on_gpu = worker.device.type == "cuda"  # there, torch counts memory in the timed steps at no cost
-    plan, meter, tracer = Plan(first, settings.max_steps, settings.dropped), Meter(worker), Tracer(on_gpu)
+    plan, meter, tracer = StepPlan(first, settings.max_steps, settings.dropped), Meter(worker), Tracer(on_gpu)
     measured = Measured(plan, memory)
     batches = worker.batches(to_device(workload.batches(settings, first), worker.device))
     memory.start(PERIOD)

@@ -17,7 +17,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 from torch import Tensor, nn
 from torch.utils.data import Dataset, StackDataset
@@ -33,7 +32,7 @@ EXPECTED = "expected (model, {name: tensor}, loss), a batch whose tensors have t
 
 
 @dataclass
-class Output(ModelOutput):
+class LossOutput(ModelOutput):
     """What forward returns: a class that FSDP2's and DeepSpeed's hooks know, since they look for tensors in it."""
 
     loss: Tensor | None = None
@@ -51,14 +50,14 @@ class ModelWithLoss(nn.Module):
     ) -> None:
         super().__init__()
         self.model, self.loss, self.metric = model, loss, metric
-        self.config: Any = getattr(model, "config", SimpleNamespace())
+        self.config = getattr(model, "config", SimpleNamespace())
         self.blocks = None if blocks is None else tuple(blocks)  # a list of modules would not be registered either
 
-    def forward(self, **batch: Tensor) -> Output:
+    def forward(self, **batch: Tensor) -> LossOutput:
         dtype = next(parameter.dtype for parameter in self.model.parameters() if parameter.is_floating_point())
         values = {name: value.to(dtype) if value.is_floating_point() else value for name, value in batch.items()}
         metric = self.metric(self.model, values) if self.metric and not self.training else None
-        return Output(loss=self.loss(self.model, values), metric=metric)
+        return LossOutput(loss=self.loss(self.model, values), metric=metric)
 
 
 def build_own(name: str) -> tuple[ModelWithLoss, Dataset]:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
+from transformers import PreTrainedTokenizerBase
 
 from common.errors import InputError
 
@@ -79,7 +80,7 @@ def _pair(line: str, place: str) -> Pair:
 class Pairs(Dataset):
     """Items: input_ids and attention_mask (T,) of the text, labels (T,) of its translation, -100 at padding."""
 
-    def __init__(self, pairs: list[Pair], tokenizer: Any, length: int) -> None:
+    def __init__(self, pairs: list[Pair], tokenizer: PreTrainedTokenizerBase, length: int) -> None:
         self.pairs, self.tokenizer, self.length = pairs, tokenizer, length
 
     def __len__(self) -> int:
@@ -98,7 +99,7 @@ class Pairs(Dataset):
         return [len(ids) for ids in targets["input_ids"]]
 
 
-def load_pairs(data: Path | None, tokenizer: object, length: int) -> tuple[Pairs, Pairs]:
+def load_pairs(data: Path | None, tokenizer: PreTrainedTokenizerBase, length: int) -> tuple[Pairs, Pairs]:
     """Training and validation pairs from a folder's .tsv, .jsonl and .json files; None: the embedded sample."""
     pairs = sample_pairs()
     if data is not None:
@@ -111,7 +112,7 @@ def load_pairs(data: Path | None, tokenizer: object, length: int) -> tuple[Pairs
     return Pairs(kept or pairs, tokenizer, length), Pairs(held_out, tokenizer, length)
 
 
-def bleu(model: Any, tokenizer: Any, pairs: Pairs) -> float:
+def bleu(model: Any, tokenizer: PreTrainedTokenizerBase, pairs: Pairs) -> float:
     """sacrebleu's BLEU (0 to 100; Post 2018) of greedy translations of the first validation pairs."""
     import sacrebleu  # here: arguments.py has looked for it where --bleu was given
 

@@ -1,4 +1,4 @@
-"""What is trained: GPT-2 on OSCAR text, T5 on translation pairs, or a user's own model on its own examples."""
+"""What is trained: GPT-2 or Llama on OSCAR text, T5 on translation pairs, or a user's own model on its own examples."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -8,12 +8,11 @@ import torch
 import transformers
 from torch import Tensor, nn
 from torch.utils.data import Dataset, StackDataset, default_collate
-from transformers import GPT2LMHeadModel
 
 from benchmark.names import is_own
 from benchmark.settings import Settings
 from benchmark.strategies import STRATEGIES
-from benchmark.training.model_config import model_config
+from benchmark.training.model_config import KINDS, model_config
 from benchmark.training.own_model import blocks, build_own
 from benchmark.training.translation import Pairs, load_pairs
 from beyond.deferred import from_folder, from_random
@@ -50,7 +49,7 @@ class T5ForConditionalGeneration(transformers.T5ForConditionalGeneration):
 class Workload:
     """A model's configuration and its data. Items are dicts of tensors (T,); `model(**batch).loss` is the loss."""
 
-    kind: str  # "gpt2", "t5" or "own"
+    kind: str  # "gpt2", "llama", "t5" or "own"
     source: str | None  # a folder to load weights from; None: random weights
     config: Any  # of "own": the name FILE.py:NAME
     tokenizer: Any
@@ -67,13 +66,14 @@ class Workload:
         if settings.dropout is not None:
             set_dropout(model, settings.dropout)
             for module in model.modules():
-                if isinstance(getattr(module, "dropout", None), float):  # T5's attention keeps a number, as LSTMs do
-                    module.dropout = settings.dropout
+                for name in ("dropout", "attention_dropout"):  # numbers of T5's attention and LSTMs, and of Llama's
+                    if isinstance(getattr(module, name, None), float):
+                        setattr(module, name, settings.dropout)
         model.train()
         return model  # type: ignore[no-any-return]
 
     def _transformer(self, settings: Settings, device: torch.device | None) -> nn.Module:
-        model_class: Any = GPT2LMHeadModel if self.kind == "gpt2" else T5ForConditionalGeneration
+        model_class = T5ForConditionalGeneration if self.kind == "t5" else KINDS[self.kind]
         model: Any = None
         if device and STRATEGIES[settings.strategy].is_deferred:  # without memory
             folder, random = self.source, lambda: model_class(self.config)
@@ -81,6 +81,8 @@ class Workload:
         if model is None:
             model = leave_file(model_class.from_pretrained(self.source)) if self.source else model_class(self.config)
         model.config.use_cache = False
+        if settings.recompute:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
         return model  # type: ignore[no-any-return]
 
     def batches(self, settings: Settings, first_step: int = 0) -> Iterator[Batch]:
@@ -140,7 +142,7 @@ def load_workload(settings: Settings) -> Workload:
         examples = build_own(name)[1]
         return Workload("own", None, name, None, examples, examples)
     kind, folder, config = model_config(name)
-    tokenizer = load_tokenizer(settings.tokenizer_name or folder or "tiny", kind)
+    tokenizer = load_tokenizer(settings.tokenizer_name or folder or "tiny", "t5" if kind == "t5" else "gpt2")
     if len(tokenizer) > config.vocab_size:
         raise InputError(
             f"--tokenizer_name: the tokenizer has {len(tokenizer)} tokens, but the vocabulary of {name} has "
@@ -148,10 +150,10 @@ def load_workload(settings: Settings) -> Workload:
         )
     train: Dataset
     validation: Dataset
-    if kind == "gpt2":  # each token predicts the next: the model shifts the labels
-        if settings.length > config.n_positions:
+    if kind != "t5":  # each token predicts the next: the model shifts the labels
+        if settings.length > config.max_position_embeddings:
             raise InputError(
-                f"--length: expected at most {config.n_positions} tokens for {name}, got {settings.length}"
+                f"--length: expected at most {config.max_position_embeddings} tokens for {name}, got {settings.length}"
             )
         data = read_blocks(settings.data_dir or oscar_sample_file(), tokenizer, settings.length)
         train, validation = (StackDataset(input_ids=part, labels=part) for part in (data.train, data.validation))

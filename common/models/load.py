@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 
-KINDS = ("bert", "gpt2", "t5")
+KINDS = ("bert", "gpt2", "llama", "t5")
 MODEL_FLAG, TOKENIZER_FLAG = "--model_name_or_path", "--tokenizer_name"
 # What is fetched from the hub: small files, and weights in one or several files, in today's format or the one before.
 SMALL_FILES = ("*.json", "*.txt", "*.model")

@@ -18,11 +18,13 @@ SEND_SECONDS = 2  # a process that was stopped by Ctrl-Z takes nothing once its 
 
 @dataclass(frozen=True)
 class Process:
-    """The process of a rank, its machine and the cores that it may use; by default this process. notes: its file, see
-    rows.Notes."""
+    """The process of a rank, its machine and the cores that it may use; by default this process.
+
+    notes: the path of the file in which the rank notes its calls, see pulse.noted_calls; read on the same machine.
+    """
 
     host: str = field(default_factory=socket.gethostname)
-    number: int = field(default_factory=os.getpid)
+    pid: int = field(default_factory=os.getpid)
     notes: str = ""
     cores: list[int] = field(default_factory=own_cores)
 
@@ -30,7 +32,7 @@ class Process:
         return (self.host, self.cores) == (other.host, other.cores)
 
     def __str__(self) -> str:
-        return f"process {self.number} on {self.host}"
+        return f"process {self.pid} on {self.host}"
 
 
 class Channel:

@@ -31,9 +31,9 @@ class Collective:
     bytes: int  # of this rank's input tensors
     shapes: tuple
     is_pending: bool = False  # started and not completed
-    group: str = ""  # the process group, and which of its calls this is: the same on all ranks of the group
-    sequence: int = 0
-    messages_before: int = 0  # entries that are left out
+    group: str = ""  # the process group
+    sequence: int = 0  # which call of the group this is: the same on all its ranks
+    messages_before: int = 0  # sends, receives and the like that the recorder had before it, which are left out
     dtypes: tuple = ()  # of this rank's input tensors, such as Float
 
     @property
@@ -98,7 +98,7 @@ class CollectiveLog:
         self._iterations = 0
 
     def drain(self) -> int:
-        """Add the entries since the last call; return their number, with those that are left out."""
+        """Count the entries since the last call; return how many the recorder has had, those left out included."""
         before = self._last
         for entry in recorded():
             if entry.entry > before:
@@ -108,7 +108,7 @@ class CollectiveLog:
         return self._last - before
 
     def forget(self) -> None:
-        """Forget earlier entries and start to count."""
+        """Start again from zero: what was drained so far no longer counts."""
         self._count, self._bytes = Counter(), Counter()
 
     def drain_before_it_overflows(self) -> None:
@@ -125,13 +125,14 @@ class CollectiveLog:
         return [{"name": n, "count": self._count[n], "bytes": self._bytes[n]} for n in sorted(self._count)]
 
 
-_CHARACTERS = {"byte": "uint8", "unsigned char": "uint8", "char": "int8", "signed char": "int8"}
+# C++'s names of types of one byte -> torch's
+_BYTE_TYPES = {"byte": "uint8", "unsigned char": "uint8", "char": "int8", "signed char": "int8"}
 
 
 def element_bytes(dtype: str) -> int:
     """Return the bytes of an element of a dtype in C++'s words, such as BFloat16 or long int; 0 if it is none."""
     name = dtype.removeprefix("c10::").removesuffix(" int").lower()
-    known = getattr(torch, _CHARACTERS.get(name, name), None)
+    known = getattr(torch, _BYTE_TYPES.get(name, name), None)
     return known.itemsize if isinstance(known, torch.dtype) else 0
 
 

@@ -1,9 +1,9 @@
-"""Stops a script that was started without the environment, with one line in place of a traceback.
+"""Importing this module checks where a script runs; scripts import it before torch. There is nothing to call.
 
-A temporary folder with a long path gives way to /tmp.
+- Without torch, the script exits with one line that says how to activate the environment, in place of a traceback.
+- A temporary folder with a long path is replaced by /tmp.
 
-The scripts import this before torch: that alone does the work. Written for old Pythons too, since those are what a
-system has.
+The module also runs on the old Python of a system, which is what starts a script without the environment.
 """
 
 import importlib.util
@@ -21,4 +21,8 @@ if importlib.util.find_spec("torch") is None:
 
 if len(tempfile.gettempdir()) > 60:
     # multiprocessing and torch make sockets in this folder, and a socket's address has at most 104 characters on macOS.
-    os.environ["TMPDIR"] = tempfile.tempdir = "/tmp"
+    try:
+        os.rmdir(tempfile.mkdtemp(dir="/tmp"))
+        os.environ["TMPDIR"] = tempfile.tempdir = "/tmp"
+    except OSError:
+        pass  # a graded script may write in its own folder only

@@ -68,7 +68,7 @@ def workers_on_machine(world_size: int, master_ip: str, environment: Mapping[str
     Workers that were started by hand, on several nodes, count as one for each node.
     """
     if "LOCAL_WORLD_SIZE" in environment:
-        return integer_of(environment, "LOCAL_WORLD_SIZE", "no LOCAL_WORLD_SIZE", 1)
+        return integer_of(environment, "LOCAL_WORLD_SIZE", 1)
     return world_size if is_loopback(master_ip) else 1
 
 
@@ -80,7 +80,9 @@ def is_loopback(address: str) -> bool:
 
 
 def device_and_backend(workers: int, no_cuda: bool, backend: str | None, speaks: bool) -> tuple[bool, str]:
-    """Return whether the workers of this machine use the CPU, and their backend: NCCL needs a GPU for each of them.
+    """Return the `no_cuda` and the `backend` of a Place: NCCL needs a GPU for each worker of this machine.
+
+    Without any GPU, no_cuda stays as it was requested: there is nothing to turn off.
 
     backend: --backend, None if it was not given. speaks: print one line if GPUs stay unused; rank 0 does.
     Raises InputError if NCCL was asked for and cannot be used.

@@ -20,13 +20,15 @@ def place_worker(flags: Namespace, environment: Mapping[str, str]) -> Place:
     torchrun = environment if under_torchrun else {}
 
     def number(name: str, flag: str, default: int) -> int:
-        value: int | None = getattr(flags, flag)  # a flag wins, and then the environment may hold anything
-        return integer_of(torchrun, name, f"--{flag}", default) if value in (None, NOT_GIVEN) else int(value or 0)
+        value: int | None = getattr(flags, flag)
+        if value is None or value == NOT_GIVEN:
+            return integer_of(torchrun, name, default, f"--{flag}")
+        return value  # the environment may hold anything then
 
     world_size = number("WORLD_SIZE", "world_size", 1)
     alone = 0 if world_size == 1 else NOT_GIVEN
     rank = number("RANK", "local_rank", alone if flags.dashed_local_rank == NOT_GIVEN else flags.dashed_local_rank)
-    rank_on_node = integer_of(torchrun, "LOCAL_RANK", "no LOCAL_RANK", rank)
+    rank_on_node = integer_of(torchrun, "LOCAL_RANK", rank)
     master_ip = or_default(flags.master_ip, torchrun.get("MASTER_ADDR", "127.0.0.1"))
     master_port = number("MASTER_PORT", "master_port", PORT)
     workers = workers_on_machine(world_size, master_ip, environment)

@@ -6,7 +6,7 @@
 Before `join`, it chooses the network interface that leads to the master, and the workers announce themselves. So a
 worker that was started twice, runs another task or has another --world_size is reported at once, and a missing worker
 after --join_seconds. After `join`, if a worker dies or none makes progress, one of them reports who waits where, and
-all exit with code 3 (watch.py). A worker on its own that makes no progress does the same.
+all exit with code 3 (watch.py). A script without a process group is watched, too: it exits if it makes no progress.
 """
 
 import contextlib
@@ -71,6 +71,7 @@ def process_group(config: RunConfig, join: Callable[[RunConfig], None] | None = 
     if join is None:
         if config.world_size > 1:
             raise InputError(f"--world_size: this script runs on one worker, got {config.world_size}; see task 2a")
+        # Without a group, it looks at this process alone: there is no other rank, and no file of calls.
         watch = Watchdog(config, worker.pulse, Roll({0: Process()}, {}), {}, in_group=False)
         try:
             yield worker

@@ -12,6 +12,7 @@ from types import ModuleType
 import torch
 import torch.distributed as dist
 
+from grader.inside.storage import BrokeredStorage
 from grader.wire.connection import Wire
 from grader.wire.request import Job
 
@@ -29,7 +30,7 @@ class Context:
         self.during = ""  # what is going on, for the message if it fails
         self._wire = wire
         self._loaded = 0
-        self._scattered: list[object] = []
+        self._kept: list[object] = []
 
     def load(self, path: str) -> ModuleType:
         """Run a file of the student's tree as a fresh module. What it raises, a SystemExit included, ends the rank;
@@ -51,16 +52,16 @@ class Context:
         self.during = before
         return module
 
-    def scatter(self) -> None:
-        """Let the next parameters lie anywhere, so that `for parameter in set(parameters)` has another order on every
-        rank. Call this just before making parameters.
+    def shuffle_addresses(self) -> None:
+        """Let the next parameters lie anywhere in memory: `for parameter in set(parameters)`, which goes by addresses,
+        then has another order on every rank. Call this just before making parameters.
 
         It makes parameters and frees half of them in a random order: new parameters take their places in this order.
         """
         dice = random.SystemRandom()
         objects: list[object] = [torch.nn.Parameter(torch.empty(1)) for _ in range(PARAMETERS)]
         dice.shuffle(objects)
-        self._scattered += [objects.pop() for _ in range(PARAMETERS // 2)]
+        self._kept += [objects.pop() for _ in range(PARAMETERS // 2)]
         while objects:
             objects.pop()
 
@@ -72,6 +73,10 @@ class Context:
     def event(self, name: str, **data: object) -> None:
         """Note an event in the rank's list, between the collectives before and after it."""
         self._wire.event(name, data)
+
+    def storage(self, number: int = 0) -> BrokeredStorage:
+        """Return the storage of this number, which all ranks of the run share; see Request.storages."""
+        return BrokeredStorage(self._wire, self.rank, number)
 
     def measure(self, point: str) -> None:
         """Wait until all ranks are here and the grader has measured their memory, see Result.memory.

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from grader.inside import find, join_group, refusals, tools
+from grader.inside import checkout, join_group, refusals, tools
 from grader.inside.context import Context
 from grader.wire import values
 from grader.wire.call_sites import Sites
@@ -56,7 +56,7 @@ def _unlike_other_ranks() -> None:
     """Make a forked rank differ where separately started processes do, or the fork would hide mistakes.
 
     Python's and numpy's generators get a new seed (torch's starts alike in every process, so it stays), and new objects
-    get other addresses, see Context.scatter. What remains alike is the order of a set of strings.
+    get other addresses, see Context.shuffle_addresses. What remains alike is the order of a set of strings.
     """
     random.seed()
     np.random.seed()
@@ -72,7 +72,7 @@ def call_function(job: Job, context: Context) -> object:
     names: dict[str, Any] = {"__name__": "in_rank"} | {name: getattr(tools, name) for name in tools.__all__}
     for source in function.sources:
         code = "\n" * source.before + "\n".join(source.lines)
-        file = str(Path(find.ROOT, source.path)) + find.SENT_SUFFIX
+        file = str(Path(checkout.ROOT, source.path)) + checkout.SENT_SUFFIX
         exec(compile(code, file, "exec", __future__.annotations.compiler_flag), names)  # annotations are not looked up
     if function.first:
         names[function.first](context)
@@ -91,7 +91,7 @@ def describe_error(error: BaseException, sites: Sites, during: str) -> dict:
     if isinstance(error, SyntaxError) and sites.students(error.filename or ""):
         trace.append((sites.students(error.filename or ""), error.lineno or 0, "", (error.text or "").strip()))
     if not trace:  # a line of the grader failed on what the student's code left: its path shows whose line it is
-        trace = [(find.own_path(f.filename), f.lineno or 0, f.name, "") for f in frames]
+        trace = [(checkout.own_path(f.filename), f.lineno or 0, f.name, "") for f in frames]
     code = None
     if isinstance(error, SystemExit):
         code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1

@@ -15,7 +15,7 @@ from functools import partial
 from types import ModuleType
 
 from grader.inside import preload
-from grader.inside.find import ROOT
+from grader.inside.checkout import ROOT
 from grader.wire import values
 from grader.wire.processes import PER_RANK
 from grader.wire.values import Fields
@@ -23,7 +23,7 @@ from grader.wire.values import Fields
 AHEAD = 4  # as many ranks as most runs have
 PROBE_SECONDS = 10
 CODE = "import sys; sys.path.append(sys.argv[1]); from grader.inside.spawn import main; main(int(sys.argv[2]))"
-LINE = 3  # the descriptor of a spare's connection to the zygote
+CONNECTION = 3  # the descriptor of a spare's connection to the zygote
 
 
 def can_fork() -> bool:
@@ -57,35 +57,35 @@ class Spares:
     """Processes that load torch, or have loaded it, and wait to become a rank; by process id."""
 
     def __init__(self) -> None:
-        self.lines: dict[int, socket.socket] = {}
+        self.connections: dict[int, socket.socket] = {}
 
     def fill(self, number: int = AHEAD) -> None:
         """Start as many as are missing."""
-        while len(self.lines) < number:
+        while len(self.connections) < number:
             own_end, spare_end = socket.socketpair()
             with spare_end:
-                command = [sys.executable, "-P", "-c", CODE, ROOT, str(LINE)]
-                to_line = (os.POSIX_SPAWN_DUP2, spare_end.fileno(), LINE)
-                pid = os.posix_spawn(sys.executable, command, os.environ, file_actions=[to_line])
-            self.lines[pid] = own_end
+                command = [sys.executable, "-P", "-c", CODE, ROOT, str(CONNECTION)]
+                to_connection = (os.POSIX_SPAWN_DUP2, spare_end.fileno(), CONNECTION)
+                pid = os.posix_spawn(sys.executable, command, os.environ, file_actions=[to_connection])
+            self.connections[pid] = own_end
 
     def take(self, starts: list[Fields], descriptors: list[list[int]]) -> list[int]:
         """Let a spare become each of these ranks; return their process ids once all are ready."""
         self.fill(len(starts))
-        taken = [(pid, self.lines.pop(pid)) for pid in list(self.lines)[: len(starts)]]
-        for (_, line), start, own in zip(taken, starts, descriptors, strict=True):
-            line.sendall(values.pack(start))
-            socket.send_fds(line, [b"."], own)
-        for _, line in taken:
-            with line:
-                line.recv(1)
+        taken = [(pid, self.connections.pop(pid)) for pid in list(self.connections)[: len(starts)]]
+        for (_, connection), start, own in zip(taken, starts, descriptors, strict=True):
+            connection.sendall(values.pack(start))
+            socket.send_fds(connection, [b"."], own)
+        for _, connection in taken:
+            with connection:
+                connection.recv(1)
         self.fill()
         return [pid for pid, _ in taken]
 
     def forget(self, pid: int) -> None:
         """Close the connection to a spare that has ended."""
-        if pid in self.lines:
-            self.lines.pop(pid).close()
+        if pid in self.connections:
+            self.connections.pop(pid).close()
 
 
 def leave_out_compiler() -> None:
@@ -96,24 +96,24 @@ def leave_out_compiler() -> None:
 
 def main(descriptor: int) -> None:
     """Be a spare, then a rank."""
-    line = socket.socket(fileno=descriptor)
+    connection = socket.socket(fileno=descriptor)
     sys.path.remove(ROOT)  # a student's `common` must not be found beside the grader's
     leave_out_compiler()
     preload.load(preload.FIRST)
     sys.dont_write_bytecode = True
     try:
-        start = values.receive(line)
+        start = values.receive(connection)
     except (EOFError, ConnectionError):
         return  # the zygote has ended
-    _, descriptors, _, _ = socket.recv_fds(line, 1, PER_RANK)
+    _, descriptors, _, _ = socket.recv_fds(connection, 1, PER_RANK)
     for group in start["preload"]:
         if group != "steps" or start["measures"]:  # it is that compiler, and what takes memory at the first step
             preload.load(group)
     from grader.inside import zygote  # which imports this module
 
-    line.sendall(b".")
+    connection.sendall(b".")
     if start["measures"]:
         zygote.prepare_to_be_measured()
     zygote.limit_memory()
-    confine = partial(zygote.confine, start["rank"], start["folder"], (), start["measures"], lambda *_: None)
-    zygote.become_rank(confine, start["terminal"], *descriptors)
+    isolate = partial(zygote.isolate, start["rank"], start["folder"], (), start["measures"], lambda *_: None)
+    zygote.become_rank(isolate, start["terminal"], *descriptors)

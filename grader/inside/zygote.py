@@ -23,7 +23,7 @@ from functools import partial
 from typing import NoReturn
 
 from grader.inside import preload, spawn
-from grader.inside.find import ROOT, find_function
+from grader.inside.checkout import ROOT, find_function
 from grader.wire import values
 from grader.wire.processes import (
     CONFINE,
@@ -47,11 +47,11 @@ MOST_DESCRIPTORS = 256  # a zygote has fewer
 
 
 # Called with a rank, its folder, what it alone may do, and whether its memory is measured.
-Walls = Callable[[int, str, Sequence[str], bool], None]
+BuildWalls = Callable[[int, str, Sequence[str], bool], None]
 
 
-def walls_named(words: str) -> Walls:
-    """Return the walls around every rank; `words`, from COS598D_CONFINE, name a function and its policy.
+def find_walls(words: str) -> BuildWalls:
+    """Return what builds the walls around every rank; `words`, from COS598D_CONFINE, name a function and its policy.
 
     It is loaded once, and called in each rank; if it raises, the rank does not start. Without words, there are none.
     """
@@ -62,8 +62,8 @@ def walls_named(words: str) -> Walls:
     return lambda *arguments: build(*arguments, policy)
 
 
-def confine(rank: int, folder: str, allows: Sequence[str], measured: bool, build_walls: Walls) -> None:
-    """Confine a freshly forked rank, before any student code runs in it.
+def isolate(rank: int, folder: str, allows: Sequence[str], measured: bool, build_walls: BuildWalls) -> None:
+    """Isolate a freshly forked rank, before any student code runs in it.
 
     Here: a session of its own, death together with the zygote, no core files, a folder of its own. The walls, such as
     another user, limits and seccomp, are built last.
@@ -81,8 +81,8 @@ def confine(rank: int, folder: str, allows: Sequence[str], measured: bool, build
 class Zygote:
     """Serves the grader at the other end of `control`, one run at a time."""
 
-    def __init__(self, control: socket.socket, walls: Walls, forks: bool = True) -> None:
-        self.control, self.walls, self.forks = control, walls, forks
+    def __init__(self, control: socket.socket, build_walls: BuildWalls, forks: bool = True) -> None:
+        self.control, self.build_walls, self.forks = control, build_walls, forks
         self.spares = spawn.Spares()
         self.ranks: dict[int, int] = {}  # pid -> rank, of the ranks that live
         self.folder = ""
@@ -145,8 +145,8 @@ class Zygote:
                 limit_memory()
                 if request["given"] != self.given:
                     preload.forget_common()
-                walls = partial(confine, rank, folder, request["allows"], request["measures"], self.walls)
-                become_rank(walls, request["terminals"].get(str(rank), ""), *own_fds[rank])
+                isolate_it = partial(isolate, rank, folder, request["allows"], request["measures"], self.build_walls)
+                become_rank(isolate_it, request["terminals"].get(str(rank), ""), *own_fds[rank])
             pids.append(pid)
         return pids
 
@@ -207,9 +207,9 @@ class Zygote:
         self.ranks, self.folder = {}, ""
 
     def descendants_left(self) -> set[int]:
-        """Return the processes that ranks have started and that still run."""
+        """Return the live ranks and what they have started; where there is no /proc, the ranks alone."""
         self.reap()
-        return descendants(os.getpid(), set(self.ranks)) - self.spares.lines.keys()
+        return descendants(os.getpid(), set(self.ranks)) - self.spares.connections.keys()
 
 
 def prepare_to_be_measured() -> None:
@@ -224,13 +224,13 @@ def limit_memory() -> None:
 
 
 def become_rank(
-    confine: Callable[[], None], terminal: str, line: int, stdout: int, stderr: int, stack: int
+    isolate_itself: Callable[[], None], terminal: str, connection: int, stdout: int, stderr: int, stack: int
 ) -> NoReturn:  # fmt: skip
     """Run a rank in the forked child: close all that belongs to the zygote, and never return into its loop.
 
     With a `terminal`, the rank reads and writes there: somebody debugs it, see grader/debug.py.
     """
-    code = 70
+    code = os.EX_SOFTWARE
     try:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -240,7 +240,7 @@ def become_rank(
             stdin = os.open(os.devnull, os.O_RDONLY)
         for number, descriptor in enumerate((stdin, stdout, stderr)):
             os.dup2(descriptor, number)
-        first, second = sorted((line, stack))
+        first, second = sorted((connection, stack))
         for begin, end in ((3, first), (first + 1, second), (second + 1, MOST_DESCRIPTORS)):
             os.closerange(begin, end)
         sys.stdout, sys.stderr = (  # line by line: a crash loses none
@@ -249,10 +249,10 @@ def become_rank(
         )
         faulthandler.enable(file=stack, all_threads=False)  # where a segmentation fault happened
         faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
-        confine()
+        isolate_itself()
         from grader.inside.run_source import rank_main
 
-        rank_main(socket.socket(fileno=line))
+        rank_main(socket.socket(fileno=connection))
         sys.stdout.flush()
         sys.stderr.flush()
         code = 0
@@ -280,5 +280,5 @@ def main(descriptor: int, start_method: str) -> None:
     prctl(SUBREAPER, 1)
     if words:
         prctl(DUMPABLE, 0)  # ranks must not read this memory, which may hold the graders' secrets
-    Zygote(socket.socket(fileno=descriptor), walls_named(words), forks).serve()
+    Zygote(socket.socket(fileno=descriptor), find_walls(words), forks).serve()
     os._exit(0)  # skips the cleanup of torch and transformers, which takes half a second

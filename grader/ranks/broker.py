@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from grader.ranks.calls import MEASUREMENT, Call, Event, compute, disagreement, parse_call
+from grader.ranks.calls import MEASUREMENT, STORAGE, Call, Event, compute, disagreement, parse_call
+from grader.ranks.storages import Storages
 from grader.wire.values import TooMuchError
 
 MAX_EVENTS = 20_000  # per rank and run: about 20 MB; a right solution needs a hundredth of them
@@ -34,7 +35,11 @@ class Broker:
     """Feed it the ranks' messages with `post`, `wait`, `note` and `finish`; take what to answer from `replies`."""
 
     def __init__(
-        self, world_size: int, keep_payloads: bool = False, measure: Callable[[str], None] = lambda point: None
+        self,
+        world_size: int,
+        keep_payloads: bool = False,
+        measure: Callable[[str], None] = lambda point: None,
+        storages: Storages | None = None,
     ) -> None:
         """measure: is called when all ranks wait at a point where their memory is measured."""
         self.live = set(range(world_size))
@@ -42,8 +47,9 @@ class Broker:
         self.completed: list[dict[int, Call]] = []  # every completed collective, rank -> call
         self.replies: list[tuple[int, dict]] = []
         self.fault: Fault | None = None
-        self.forgotten = 0  # bytes of payloads that are no longer kept
+        self.freed = 0  # bytes of payloads that are no longer kept
         self._keep, self._measure = keep_payloads, measure
+        self._storages = storages or Storages()
         self._empty: Counter[int] = Counter()  # calls without data, by rank
         self._posted: Counter[tuple] = Counter()  # calls so far in each sequence, see Call.sequence
         self._collectives: dict[tuple[str, int], dict[int, Call]] = defaultdict(dict)  # (group, number) -> rank -> call
@@ -70,6 +76,8 @@ class Broker:
         call.number = self._posted[call.sequence]
         if self.fault:
             self._refuse(call)
+        elif call.name in STORAGE:
+            self._complete(call, self._storages.answer(call))
         elif call.point_to_point:
             self._post_pair(call)
         else:
@@ -104,6 +112,7 @@ class Broker:
     def _record(self, rank: int, event: Event) -> None:
         if len(self.events[rank]) >= MAX_EVENTS:
             raise TooMuchError(f"made more than {MAX_EVENTS} calls that the grader records")
+        event.arrived = sum(map(len, self.events))
         self.events[rank].append(event)
 
     def _post_collective(self, call: Call) -> None:
@@ -141,7 +150,7 @@ class Broker:
     def _complete(self, call: Call, payload: bytes) -> None:
         call.complete, call.received = True, len(payload)
         if not self._keep:
-            self.forgotten += len(call.payload or b"")
+            self.freed += len(call.payload or b"")
             call.payload = None
         self._answer(call, {"payload": np.frombuffer(payload, np.uint8)})
 

@@ -5,7 +5,7 @@ Nothing here waits or sends. All arithmetic is numpy's, in the order of the rank
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 from itertools import accumulate, pairwise
 
@@ -26,6 +26,7 @@ class Event:
     where: str  # file:line of the innermost frame in the student's tree
     inside: str  # "" if that line did it itself, else "DistributedDataParallel", "backward" or a library's module
     data: Fields
+    arrived: int = field(default=0, kw_only=True)  # its place among the events of all ranks of the run
 
 
 @dataclass
@@ -55,7 +56,7 @@ class Call(Event):
     @property
     def is_empty(self) -> bool:
         """Return whether the call has no data, as a barrier: that somebody waits is all that it can tell."""
-        return self.name not in ("init_process_group", MEASUREMENT) and 0 in (len(self.dtype), *self.shape)
+        return self.name not in ("init_process_group", MEASUREMENT, *STORAGE) and 0 in (len(self.dtype), *self.shape)
 
     @property
     def point_to_point(self) -> bool:
@@ -94,10 +95,11 @@ class Call(Event):
 
     def sent_arrays(self) -> np.ndarray:
         """Return the payload as numbers, (tensors, *shape); only if the run keeps payloads."""
-        assert self.payload is not None, "ask for it with run(..., keep_payloads=True)"
+        assert self.payload is not None, "ask for it with payloads=True, see Request"
         return to_array(self.dtype, [-1, *self.shape], self.payload)
 
 
+STORAGE = ("put", "get", "delete", "list")  # operations on a storage that the grader keeps, see storages.py
 MEASUREMENT = "measurement"  # the grader's own barrier, at which the memory of all ranks is measured
 
 # What each rank passes to a call, in units of its tensor: (at the root, elsewhere). n is the number of ranks.
@@ -113,6 +115,7 @@ INPUTS: dict[str, Callable[[int], tuple[int, int]]] = {
     "barrier": lambda n: (0, 0),
     "init_process_group": lambda n: (0, 0),
     MEASUREMENT: lambda n: (0, 0),
+    **dict.fromkeys(STORAGE, lambda n: (1, 1)),  # of a rank alone: a put passes the value, the others nothing
     "send": lambda n: (1, 1),
     "recv": lambda n: (0, 0),
 }
@@ -150,6 +153,8 @@ def parse_call(rank: int, message: dict) -> Call:
         data = dict(message.get("join", {}))
         if name == MEASUREMENT:
             data = {"point": str(message["point"])[:200]}
+        if name in STORAGE:
+            data = {"storage": int(message["storage"]), "key": str(message["key"])[:200]}
         if name == "all_to_all" or unequal:
             sides = ("sends", "expects") if name == "all_to_all" else ("sends",)
             data = {side: [int(size) for size in message[side]] for side in sides}
@@ -220,7 +225,7 @@ def disagreement(calls: list[Call]) -> str:
         "dtypes": lambda call: call.dtype,
         "sizes of parts": lambda call: tuple(call.data.get("sends", ())) if call.name == "reduce_scatter" else (),
         "addresses": lambda call: call.data.get("address"),
-        "points of a probe": lambda call: call.data.get("point"),
+        "measurement points": lambda call: call.data.get("point"),
     }
     for aspect, value in aspects.items():
         if len({value(call) for call in calls}) > 1:

@@ -4,7 +4,7 @@ import re
 
 from grader.ranks.broker import Broker
 from grader.ranks.outcome import Failure, Frame, RankResult
-from grader.ranks.peer import Peer
+from grader.ranks.rank_process import RankProcess
 from grader.wire.call_sites import student_file
 
 FRAME = re.compile(r'File "([^"\n]+)", line (\d+)')  # a name ends at its quote: no text takes more than linear time
@@ -12,26 +12,26 @@ MAX_MESSAGE = 4000  # characters of an exception's message
 MAX_TRACE = 20  # frames of a traceback, the innermost ones
 
 
-def rank_result(peer: Peer, broker: Broker, tree: str, unfinished: bool, in_time: bool) -> RankResult:
+def rank_result(process: RankProcess, broker: Broker, tree: str, unfinished: bool, in_time: bool) -> RankResult:
     """Return how a rank ended. "stuck" comes first: what it does with the error that ends its wait does not matter."""
     fault = broker.fault
-    result = RankResult(peer.rank, "stopped", stdout=peer.stdout.text(), stderr=peer.stderr.text())
-    result.events = broker.events[peer.rank]
+    result = RankResult(process.rank, "stopped", stdout=process.stdout.text(), stderr=process.stderr.text())
+    result.events = broker.events[process.rank]
     for call in result.calls:
-        call.waited = call.identity not in peer.never_waited
-    if fault and peer.rank in fault.stuck:
-        result.outcome, result.call = "stuck", fault.stuck[peer.rank]
-    elif peer.ending == "raised" and peer.error:
-        result.outcome = "raised" if peer.error.code is None else "exited"
-        result.error, result.code, result.where = peer.error, peer.error.code or 0, peer.error.where
-    elif peer.ending and (fault or not unfinished):
-        result.outcome, result.value = "returned", peer.value
+        call.waited = call.identity not in process.never_waited
+    if fault and process.rank in fault.stuck:
+        result.outcome, result.call = "stuck", fault.stuck[process.rank]
+    elif process.ending == "raised" and process.error:
+        result.outcome = "raised" if process.error.code is None else "exited"
+        result.error, result.code, result.where = process.error, process.error.code or 0, process.error.where
+    elif process.ending and (fault or not unfinished):
+        result.outcome, result.value = "returned", process.value
     else:
-        result.where = innermost(peer.stack.text(), tree)
-        if not unfinished and peer.code is not None:
-            result.outcome, result.code = "killed" if peer.code < 0 else "exited", abs(peer.code)
+        result.where = innermost(process.stack.text(), tree)
+        if not unfinished and process.code is not None:
+            result.outcome, result.code = "killed" if process.code < 0 else "exited", abs(process.code)
         elif not in_time:
-            result.outcome, result.call = "deadline", broker.stuck_call(peer.rank)
+            result.outcome, result.call = "deadline", broker.stuck_call(process.rank)
     if result.call:
         result.where = result.call.where
     return result

@@ -12,12 +12,14 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from grader.ranks.broker import Broker
 from grader.ranks.endings import failure, rank_result
 from grader.ranks.outcome import ENDLESS, Failure, Result
-from grader.ranks.peer import Output, Peer
+from grader.ranks.rank_process import Output, RankProcess
+from grader.ranks.storages import Storages
 from grader.ranks.zygote_process import ZygoteProcess
 from grader.wire import values
 from grader.wire.processes import memory
@@ -58,8 +60,9 @@ class RankRun:
         self.zygote, self.deadline, self.tree = zygote, request.deadline, tree
         self.debug = debug
         world_size = len(request.inputs)
-        self.broker = Broker(world_size, request.payloads, self._measure)
-        self.peers = [Peer(rank) for rank in range(world_size)]
+        self.storages = Storages(request.storages, request.full)
+        self.broker = Broker(world_size, request.payloads, self._measure, self.storages)
+        self.processes = [RankProcess(rank) for rank in range(world_size)]
         self.selector = selectors.DefaultSelector()
         self.over = False  # then what dying ranks send counts no more
         self.kept = 0  # bytes, about
@@ -74,22 +77,22 @@ class RankRun:
             allows=list(request.function.allows) if request.function else [],
             measures=request.measures,
         )
-        socket.send_fds(zygote.control, [b"."], [fd for peer in self.peers for fd in peer.rank_fds])
+        socket.send_fds(zygote.control, [b"."], [fd for process in self.processes for fd in process.rank_fds])
         started = zygote.receive()
         self.folder, self.pids = started["folder"], started["pids"]
         self.selector.register(zygote.control, selectors.EVENT_READ, self._hear_zygote)
-        for peer in self.peers:
-            peer.give_away()
-            self.selector.register(peer.line, selectors.EVENT_READ, lambda peer=peer: self._hear_rank(peer))
-            for output in peer.outputs:
-                self.selector.register(output.fd, selectors.EVENT_READ, lambda output=output: self._hear_output(output))
-            peer.outgoing += values.pack(job_of(request, peer.rank, tree, debug).as_message())
-            self._flush(peer)
+        for process in self.processes:
+            process.give_away()
+            self.selector.register(process.connection, selectors.EVENT_READ, partial(self._hear_rank, process))
+            for output in process.outputs:
+                self.selector.register(output.fd, selectors.EVENT_READ, partial(self._hear_output, output))
+            process.outgoing += values.pack(job_of(request, process.rank, tree, debug).as_message())
+            self._flush(process)
 
     def close(self) -> None:
         self.selector.close()
-        for peer in self.peers:
-            peer.close()
+        for process in self.processes:
+            process.close()
 
     def result(self) -> Result:
         """Serve the ranks until all have ended, failed or met the deadline; then end them, and say how each ended."""
@@ -97,22 +100,26 @@ class RankRun:
         self._serve(limit, lambda: self._all_ended() or self.broker.fault is not None)
         in_time = self._all_ended() or self.broker.fault is not None
         if self.debug and self.debug.rank is not None and self.broker.fault:  # somebody may be typing
-            debugged = self.peers[self.debug.rank]
+            debugged = self.processes[self.debug.rank]
             self._serve(limit, lambda: debugged.code is not None)
         if self.broker.fault:
             self._serve(min(limit, time.monotonic() + GRACE), self._all_ended)
         if not self._all_ended():
             self.zygote.request(kind="stacks")
             self._serve(time.monotonic() + STACK_TIME, self._all_wrote_their_stack)
-        unfinished = {peer.rank for peer in self.peers if peer.code is None}
+        unfinished = {process.rank for process in self.processes if process.code is None}
         self.over = True
         self.zygote.request(kind="end")
         self._serve(time.monotonic() + END_TIME, lambda: self.gone)
-        for output in (output for peer in self.peers for output in peer.outputs):
+        for output in (output for process in self.processes for output in process.outputs):
             while output.read():
                 pass
-        ranks = [rank_result(peer, self.broker, self.tree, peer.rank in unfinished, in_time) for peer in self.peers]
-        return Result(ranks, self.broker.fault, self.broker.completed, self.deadline, self.kept, self.memory)
+        ranks = [
+            rank_result(process, self.broker, self.tree, process.rank in unfinished, in_time)
+            for process in self.processes
+        ]
+        broker, contents = self.broker, self.storages.contents
+        return Result(ranks, broker.fault, broker.completed, self.deadline, self.kept, self.memory, contents)
 
     def _measure(self, point: str) -> None:
         """Look from outside how much memory each rank has: nothing that a rank says counts."""
@@ -125,26 +132,27 @@ class RankRun:
                 if mask & selectors.EVENT_READ:
                     key.data()
             for rank, message in self.broker.replies:
-                self.peers[rank].outgoing += values.pack(message)
+                self.processes[rank].outgoing += values.pack(message)
             self.broker.replies.clear()
-            for peer in self.peers:
-                self._flush(peer)
+            for process in self.processes:
+                self._flush(process)
 
     def _all_ended(self) -> bool:
-        return all(peer.code is not None for peer in self.peers)
+        return all(process.code is not None for process in self.processes)
 
     def _all_wrote_their_stack(self) -> bool:
-        return all(peer.code is not None or b"<module>" in peer.stack.kept for peer in self.peers)
+        return all(process.code is not None or b"<module>" in process.stack.kept for process in self.processes)
 
-    def _flush(self, peer: Peer) -> None:
+    def _flush(self, process: RankProcess) -> None:
         """Write what fits: the other ranks must not wait for a rank that does not read."""
-        if not peer.outgoing or not peer.listening:
+        if not process.outgoing or not process.listening:
             return
         with contextlib.suppress(BlockingIOError, ConnectionError):
-            while peer.outgoing:
-                del peer.outgoing[: peer.line.send(peer.outgoing[: 1 << 20])]
-        write = selectors.EVENT_WRITE if peer.outgoing else 0
-        self.selector.modify(peer.line, selectors.EVENT_READ | write, self.selector.get_key(peer.line).data)
+            while process.outgoing:
+                del process.outgoing[: process.connection.send(process.outgoing[: 1 << 20])]
+        write = selectors.EVENT_WRITE if process.outgoing else 0
+        key = self.selector.get_key(process.connection)
+        self.selector.modify(process.connection, selectors.EVENT_READ | write, key.data)
 
     def _hear_output(self, output: Output) -> None:
         if not output.read():
@@ -156,87 +164,87 @@ class RankRun:
             message = self.zygote.receive()
         except RuntimeError:  # a rank has killed it, and with it died all the others
             self.selector.unregister(self.zygote.control)
-            for peer in self.peers:
-                peer.code = -signal.SIGKILL if peer.code is None else peer.code
+            for process in self.processes:
+                process.code = -signal.SIGKILL if process.code is None else process.code
             message = {"kind": "gone"}
             shutil.rmtree(self.folder, ignore_errors=True)
         if message["kind"] == "gone":
             self.gone = True
             return
-        peer = self.peers[message["rank"]]
-        while self._hear_rank(peer):
+        process = self.processes[message["rank"]]
+        while self._hear_rank(process):
             pass
-        if not peer.ending and not self.over and peer.frames.incomplete and message["code"] >= 0:
-            self._disbelieve(peer, MessageError("its last bytes are not a complete message"))
-        peer.code = message["code"] if peer.code is None else peer.code
-        if not peer.ending and not self.over:
-            self.broker.finish(peer.rank)
+        if not process.ending and not self.over and process.frames.incomplete and message["code"] >= 0:
+            self._disbelieve(process, MessageError("its last bytes are not a complete message"))
+        process.code = message["code"] if process.code is None else process.code
+        if not process.ending and not self.over:
+            self.broker.finish(process.rank)
 
-    def _hear_rank(self, peer: Peer) -> bool:
+    def _hear_rank(self, process: RankProcess) -> bool:
         """Take what a rank has sent. Return False if there is nothing, now or for good."""
-        if not peer.listening or self.over:
+        if not process.listening or self.over:
             return False
         try:
-            data = peer.line.recv(1 << 20)
-            for message in peer.frames.feed(data):
-                self._take(peer, message)
+            data = process.connection.recv(1 << 20)
+            for message in process.frames.feed(data):
+                self._take(process, message)
         except BlockingIOError:
             return False
         except ConnectionError:  # it has ended without reading all that was sent to it
             data = b""
         except TooMuchError as error:
-            self._end_endless(peer, error)
+            self._end_endless(process, error)
             data = b""
         except MessageError as error:
-            self._disbelieve(peer, error)
+            self._disbelieve(process, error)
             data = b""
         if not data:
-            peer.listening = False
-            self.selector.unregister(peer.line)
+            process.listening = False
+            self.selector.unregister(process.connection)
         return bool(data)
 
-    def _end_endless(self, peer: Peer, error: TooMuchError) -> None:
+    def _end_endless(self, process: RankProcess, error: TooMuchError) -> None:
         """End a rank whose loop never ends, at the line of its last call. This is no tampering."""
-        events = self.broker.events[peer.rank]
-        peer.ending, peer.value, peer.code = "raised", None, 1
-        peer.error = Failure(
+        events = self.broker.events[process.rank]
+        process.ending, process.value, process.code = "raised", None, 1
+        process.error = Failure(
             ENDLESS, f"{error}: does a loop in your code never end?", last_call=events[-1].where if events else ""
         )
-        self.broker.finish(peer.rank)
+        self.broker.finish(process.rank)
 
-    def _disbelieve(self, peer: Peer, error: MessageError) -> None:
+    def _disbelieve(self, process: RankProcess, error: MessageError) -> None:
         """End a rank that has sent what the grader's code never sends: other code writes to its connection."""
-        peer.ending, peer.value, peer.code = "raised", None, 1
-        peer.error = Failure("MessageError", str(error))
-        self.broker.finish(peer.rank)
+        process.ending, process.value, process.code = "raised", None, 1
+        process.error = Failure("MessageError", str(error))
+        self.broker.finish(process.rank)
 
-    def _keep(self, peer: Peer) -> None:
+    def _keep(self, process: RankProcess) -> None:
         """Count the memory that a message takes; payloads of collectives are freed when they have arrived."""
-        header, body = peer.frames.sizes
+        header, body = process.frames.sizes
         self.kept += OBJECTS * header + body
-        if self.kept - self.broker.forgotten > MAX_KEPT or len(peer.outgoing) > MAX_UNREAD:
+        if self.kept - self.broker.freed > MAX_KEPT or len(process.outgoing) > MAX_UNREAD:
             raise TooMuchError(f"sent more than {MAX_KEPT >> 20} MiB, the limit of a run")
 
-    def _take(self, peer: Peer, message: Any) -> None:
+    def _take(self, process: RankProcess, message: Any) -> None:
         """Handle one message of a rank. Raises MessageError for what the grader's code in a rank never sends."""
         try:
-            self._keep(peer)
+            self._keep(process)
+            if process.ending and message["kind"] in ("returned", "raised"):
+                raise MessageError("a message after the last one")
+            if process.ending:
+                return  # a worker thread was still at it when the main thread ended: too late to count
             match message["kind"]:
-                case kind if peer.ending and kind in ("returned", "raised"):
-                    raise MessageError("a message after the last one")
-                case _ if peer.ending:
-                    pass  # a worker thread was still at it when the main thread ended: too late to count
                 case "call":
-                    self.broker.post(peer.rank, message)
+                    self.broker.post(process.rank, message)
                 case "wait":
-                    self.broker.wait(peer.rank, message)
+                    self.broker.wait(process.rank, message)
                 case "event":
-                    self.broker.note(peer.rank, message)
+                    self.broker.note(process.rank, message)
                 case "returned" | "raised" as ending:
-                    peer.never_waited = list(message["never_waited"])
-                    peer.value, peer.error = message.get("value"), failure(message.get("error"))
-                    peer.ending = ending
-                    self.broker.finish(peer.rank)
+                    process.never_waited = list(message["never_waited"])
+                    process.value, process.error = message.get("value"), failure(message.get("error"))
+                    process.ending = ending
+                    self.broker.finish(process.rank)
                 case other:
                     raise MessageError(f"a message of the kind {other}")
         except MessageError:

@@ -103,6 +103,7 @@ class Result:
     deadline: float
     size: int = 0  # bytes of memory that its values and events take, about
     memory: dict[str, list[int]] = field(default_factory=dict)  # point of a measurement -> bytes that each rank has
+    storages: list[dict[str, bytes]] = field(default_factory=list)  # what the ranks have left in each
 
     @property
     def outcome(self) -> str:

@@ -17,6 +17,6 @@ def gradients(seed: int, rank: int, shapes: list) -> list[np.ndarray]:
     return [np.asarray(draw.normal(size=shape), np.float32) for shape in shapes]
 
 
-def weight(rank: int) -> float:
-    """Return the value of all parameters of a rank, if only gradients count; ranks differ, so that a mean shows."""
+def start_value(rank: int) -> float:
+    """Return the value of all parameters of a rank, where only gradients count; ranks differ, so that a mean shows."""
     return 0.5 + 0.25 * rank

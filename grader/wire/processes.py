@@ -83,10 +83,10 @@ def memory(pid: int) -> int:
     return 0
 
 
-def descendants(ancestor: int, without_proc: set[int]) -> set[int]:
-    """Return all live descendants of `ancestor`; where there is no /proc, the processes `without_proc`."""
+def descendants(ancestor: int, known: set[int]) -> set[int]:
+    """Return all live descendants of `ancestor`. Where there is no /proc nobody can list them: then those `known`."""
     if not os.path.isdir("/proc/self"):
-        return without_proc
+        return known
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():

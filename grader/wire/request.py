@@ -1,6 +1,6 @@
 """What the grader asks of ranks: one frozen description of a run, from the graded test to the process of a rank."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -43,9 +43,12 @@ class Request:
         arguments: what the function finds in `context.arguments`, the same on all ranks: numbers, strings, lists, dicts
             and arrays.
         deadline: seconds from the fork.
-        payloads: whether the result keeps what each rank passed to its collectives.
+        payloads: whether the result keeps what each rank passed to its collectives; in_rank.run keeps it by default.
         measures: whether the memory of the ranks is measured, see Context.measure.
         libraries: groups of grader/inside/preload.py that loading the file needs.
+        storages: what is in each of the storages that Context.storage opens: name -> bytes. Without any, a rank that
+            uses one is disbelieved: it would reach the others past the collectives.
+        full: (rank, n): its n-th put, from 1, and all later ones of this rank find no space.
     """
 
     inputs: Sequence[object]
@@ -56,6 +59,8 @@ class Request:
     payloads: bool = False
     measures: bool = False
     libraries: Sequence[str] = ()
+    storages: Sequence[Mapping[str, bytes]] = ()
+    full: tuple[int, int] | None = None
 
     @property
     def preload(self) -> list[str]:

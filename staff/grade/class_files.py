@@ -2,7 +2,7 @@
 
 import contextlib
 import statistics
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from staff.grade import gradebook, pages, result_store
 from staff.grade.changes import write_changes
 from staff.grade.gradebook import GradedHandIn
 from staff.grade.roster import read_roster, write_grades
+from staff.reports.points import FILE, read_points
 
 ROSTER = "roster.csv"  # kept beside the results, so that a late hand-in is graded without naming it again
 
@@ -26,7 +27,8 @@ def write_class(
     """
     with locked(out / ".gradebook"):
         names = sorted({*names, *result_store.graded(out)} - {*without})
-        rows = [row for name in names for row in _graded(out, name, course)]
+        points = read_points(out / FILE) if (out / FILE).exists() else {}
+        rows = [row for name in names for row in _graded(out, name, course, points)]
         missing = sorted(set(names) - {row.name for row in rows})
         gradebook.write_csv(out / "gradebook.csv", rows, course)
         write_changes(out / "changes.csv", out, rows)
@@ -38,12 +40,15 @@ def write_class(
     return [figures_of(row) for row in rows]
 
 
-def _graded(out: Path, name: str, course: Course) -> list[GradedHandIn]:
+def _graded(
+    out: Path, name: str, course: Course, report_points: Mapping[str, tuple[float, float]]
+) -> list[GradedHandIn]:
     """One row, or none where the hand-in is not graded yet or its files are damaged, however they are."""
     with contextlib.suppress(Exception):
         row = result_store.read(out, name)
+        row.run["report_points"] = report_points.get(name)
         figures_of(row)
-        gradebook.line(row, course)
+        gradebook.cells_of(row, course)
         return [row]
     return []
 

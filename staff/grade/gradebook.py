@@ -11,7 +11,7 @@ from common.paths import atomic_write
 from course.table import NOT_GRADED_HERE, Course
 from grader import report
 from grader.report import Entry
-from staff.grade.texts import cell
+from staff.grade.texts import safe_cell
 
 MOST_MISTAKES = 20
 NOT_MISTAKES = ("passed", "not attempted", "skipped", NOT_GRADED_HERE)
@@ -32,13 +32,19 @@ class GradedHandIn:
     def tests(self) -> list[dict[str, Any]]:
         return self.report["tests"]
 
+    @property
+    def of_report(self) -> list[float | str]:
+        """Points of the report and the most there are; blank until somebody has entered them (staff/rubric.py)."""
+        points = self.run.get("report_points")
+        return [*points] if points else ["", ""]
+
     def points(self, key: str, value: str) -> int:
         """Points of a task or a region."""
         return sum(test["points"] for test in self.tests if test[key] == value)
 
 
 @dataclass(frozen=True)
-class RegionShare:
+class RegionFigures:
     """How a class did in one region: how many submissions have all its points, some of them, none, or did not try."""
 
     id: str
@@ -67,10 +73,10 @@ class Mistake:
 
 def write_csv(path: Path, rows: Iterable[GradedHandIn], course: Course) -> None:
     """One line for each submission: score, bonus, points of each task and region, time, memory, notes."""
-    head = ["submission", "score", "max_score", "bonus", "max_bonus"]
+    head = ["submission", "score", "max_score", "bonus", "max_bonus", "report", "max_report"]
     head += [f"task {task}" for task in course.tasks] + list(course.regions)
     head += ["not graded here", "needs manual review", "seconds", "peak_pss_mb", "notes"]
-    write_table(path, head, [line(row, course) for row in rows])
+    write_table(path, head, [cells_of(row, course) for row in rows])
 
 
 def write_table(path: Path, head: Sequence[str], lines: Iterable[Sequence[str | int | float]]) -> None:
@@ -81,18 +87,34 @@ def write_table(path: Path, head: Sequence[str], lines: Iterable[Sequence[str | 
         table.writerows(lines)
 
 
-def line(row: GradedHandIn, course: Course) -> list[str | int | float]:
+def cells_of(row: GradedHandIn, course: Course) -> list[str | int | float]:
     """The cells of one submission."""
     points = [row.points("task", task) for task in course.tasks]
     points += [row.points("region", region) for region in course.regions]
     figures = [
         row.report.get("not_graded_here", 0),
-        cell(look_at(row)),
+        safe_cell(look_at(row)),
         row.run.get("wall_s", ""),
         row.run.get("peak_pss_mb", ""),
     ]
     score = [row.report["score"], row.report["max_score"], row.report.get("bonus", 0), row.report.get("max_bonus", 0)]
-    return [cell(row.name), *score, *points, *figures, cell("; ".join(row.run.get("notes", [])))]
+    return [
+        safe_cell(row.name),
+        *score,
+        *row.of_report,
+        *points,
+        *figures,
+        safe_cell("; ".join(row.run.get("notes", []))),
+    ]
+
+
+def equal(rows: Iterable[GradedHandIn]) -> list[list[str]]:
+    """Return the names of submissions that are the same, byte for byte, in what is graded of them."""
+    by_digest: dict[str, list[str]] = {}
+    for row in rows:
+        if not row.run.get("unreadable"):
+            by_digest.setdefault(str(row.run.get("hand_in", row.name)), []).append(row.name)
+    return [names for names in by_digest.values() if len(names) > 1]
 
 
 def look_at(row: GradedHandIn) -> str:
@@ -106,13 +128,13 @@ def place_of(flag: dict[str, Any]) -> str:
     return f"{place}:{flag['line']}" if flag["line"] else place
 
 
-def regions(rows: Sequence[GradedHandIn], course: Course) -> list[RegionShare]:
+def regions(rows: Sequence[GradedHandIn], course: Course) -> list[RegionFigures]:
     """Each region that was graded, in the order of course.toml."""
-    shares = []
+    shown = []
     for region in course.regions.values():
-        here = [[test for test in row.tests if test["status"] != NOT_GRADED_HERE] for row in rows]
-        of_all = [[test for test in tests if test["region"] == region.id] for tests in here]
-        by_submission = [tests for tests in of_all if tests]
+        all_tests = ([test for test in row.tests if test["region"] == region.id] for row in rows)
+        graded = ([test for test in tests if test["status"] != NOT_GRADED_HERE] for tests in all_tests)
+        by_submission = list(filter(None, graded))
         if not by_submission:
             continue
         points = [sum(test["points"] for test in tests) for tests in by_submission]
@@ -121,8 +143,8 @@ def regions(rows: Sequence[GradedHandIn], course: Course) -> list[RegionShare]:
         full = sum(got == most for got in points)
         none = sum(got == 0 for got in points) - untried
         some = len(points) - full - none - untried
-        shares.append(RegionShare(region.id, region.title, most, statistics.mean(points), full, some, none, untried))
-    return shares
+        shown.append(RegionFigures(region.id, region.title, most, statistics.mean(points), full, some, none, untried))
+    return shown
 
 
 def mistakes(rows: Iterable[GradedHandIn]) -> list[Mistake]:

@@ -28,12 +28,21 @@ from common.paths import ROOT
 from course.manifest import code_digest, version_of
 from course.table import NOT_GRADED_HERE, Course, files_matching, load_course, score_in_words, score_of
 from grader.session import SEED_BITS
-from staff.grade import result_store, texts
+from staff.grade import hidden_tests, result_store, texts
 from staff.grade.gradebook import GradedHandIn
-from staff.grade.hidden_tests import check, visible_part
 from staff.grade.own_process import Unfinished, run_apart
-from staff.grade.own_texts import Opened, Tests, compared, digest, nothing, open_into, page, read_report, unreadable
-from staff.grade.submissions import Submission, called, clean_files
+from staff.grade.own_texts import (
+    Opened,
+    Tests,
+    compared,
+    digest,
+    empty_report,
+    open_into,
+    read_report,
+    student_page,
+    unreadable,
+)
+from staff.grade.submissions import Submission, clean_files, original_name
 from staff.handout.assemble import renamed
 from staff.handout.regions import find_regions
 from staff.sandbox.graded_run import probe, run_graded
@@ -64,7 +73,7 @@ class Grading:
     clean: dict[str, bytes]
     files: Sequence[str]
     catalogue: Tests
-    graders: str  # digest of all that decides on points
+    graders_digest: str  # of all that decides on points
     sandbox: dict[str, object]
     seed: int | None  # None: each hand-in has its own, which it keeps
     deadline: float
@@ -77,8 +86,7 @@ class Grading:
     @functools.cached_property
     def version(self) -> str:
         """The version of today's handout."""
-        files = {name: content for name, content in self.clean.items() if self.course.may_student_change(name)}
-        return version_of({name: code_digest(renamed(content, self.course)) for name, content in files.items()})
+        return version_of_handout(self.clean, self.course)
 
     @classmethod
     def prepare(
@@ -87,8 +95,8 @@ class Grading:
     ) -> "Grading":  # fmt: skip
         """The clean tree and the list of tests, made once."""
         course = load_course()
-        check(course)
-        catalogue, graders = collect(scratch, files), digest(*_graders(files))
+        hidden_tests.check(course)
+        catalogue, graders_digest = collect(scratch, files), digest(*_what_decides_on_points(files))
         return cls(
             out,
             scratch,
@@ -96,7 +104,7 @@ class Grading:
             clean_files(),
             files,
             catalogue,
-            graders,
+            graders_digest,
             probe(),
             seed,
             deadline,
@@ -116,14 +124,14 @@ class Grading:
         folder.mkdir(mode=0o700)
         try:
             opened = self._open(submission, folder)
-            mark = digest(self.graders.encode(), opened.digest.encode())
-            if row := self._kept(submission, mark):
+            fingerprint = digest(self.graders_digest.encode(), opened.digest.encode())
+            if row := self._kept(submission, fingerprint):
                 return row, False
             run: dict[str, Any] = {
                 "notes": opened.notes,
-                "digest": mark,
+                "digest": fingerprint,
                 "hand_in": opened.digest,
-                "called": called(submission.path),
+                "called": original_name(submission.path),
                 "submitted": submission.submitted,
                 "path": str(submission.path),
                 "seed": self._seed(submission, opened.digest),
@@ -135,7 +143,8 @@ class Grading:
             }
             if opened.why:
                 run["notes"] = [opened.why]
-                tests = [test | {"status": "crashed", "message": opened.why} for test in self.catalogue]
+                crash = {"status": "crashed", "observed": "", **dict.fromkeys(("cause", "kind", "message"), opened.why)}
+                tests = [test | crash for test in self.catalogue]
             else:
                 tests = self._run(folder / "tree", folder / "report.json", run)
                 if self.solution:
@@ -172,7 +181,7 @@ class Grading:
         try:
             reported = run_apart(read_report, report, seconds=PAGE_TIME)
         except Unfinished as error:
-            reported = nothing(f"the graders' report could not be read: {error}")
+            reported = empty_report(f"the graders' report could not be read: {error}")
         notes = [*run["notes"], *reported["notes"]]
         if outcome.timed_out:
             run["stopped"] = True
@@ -196,12 +205,12 @@ class Grading:
                 return int(before["seed"])
         return secrets.randbits(SEED_BITS)
 
-    def _kept(self, submission: Submission, mark: str) -> GradedHandIn | None:
+    def _kept(self, submission: Submission, fingerprint: str) -> GradedHandIn | None:
         """The results of an earlier run, if neither the submission nor the graders have changed since."""
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             row = result_store.read(self.out, submission.name)
             known = (row.run["digest"], None if self.allow_lower else row.run.get("lower"))
-            return row if mark in known and not self.again else None
+            return row if fingerprint in known and not self.again else None
         return None
 
     def _not_lower(self, row: GradedHandIn) -> GradedHandIn:
@@ -221,14 +230,14 @@ class Grading:
             "submission": submission.name,
             **score_of(tests, self.course.bonus_regions),
             "tests": tests,
-            "environment": environment() | {"seed": run.get("seed", self.seed)},
+            "environment": versions() | {"seed": run.get("seed", self.seed)},
             "sandbox": run.pop("sandbox", self.sandbox),
         }
         row = self._not_lower(GradedHandIn(report, run))
         run = row.run
-        shown = visible_part(row, self.course)
+        shown = hidden_tests.visible_part(row, self.course)
         try:
-            text = run_apart(page, shown.report, run, self.course, seconds=PAGE_TIME)
+            text = run_apart(student_page, shown.report, run, self.course, seconds=PAGE_TIME)
         except Unfinished as error:
             run["notes"] = [*run["notes"], f"the student's page could not be written: {error}"]
             text = f"<!doctype html><title>Points</title><p>{score_in_words(shown.report)}</p>"
@@ -240,8 +249,8 @@ def _points(row: GradedHandIn) -> int:
     return row.report["score"] + row.report.get("bonus", 0)
 
 
-def _graders(tests: Sequence[str]) -> Iterator[bytes]:
-    """All that decides on points: a change of it makes every submission be graded again."""
+def _what_decides_on_points(tests: Sequence[str]) -> Iterator[bytes]:
+    """The graders, and what they read of the course: a change of it makes every submission be graded again."""
     yield repr(list(tests)).encode()
     folders = {Path(test.split("::")[0]).parent.as_posix() for test in tests}  # with what test files share
     yield repr(_without_texts(tomllib.loads((ROOT / "course.toml").read_text(encoding="utf-8")))).encode()
@@ -254,6 +263,12 @@ def _without_texts(table: Any) -> Any:
     if isinstance(table, dict):
         return {key: _without_texts(value) for key, value in table.items() if key not in TEXTS_OF_THE_COURSE}
     return table
+
+
+def version_of_handout(clean: dict[str, bytes], course: Course) -> str:
+    """The version of the handout that has these files of a clean tree."""
+    files = {name: content for name, content in clean.items() if course.may_student_change(name)}
+    return version_of({name: code_digest(renamed(content, course)) for name, content in files.items()})
 
 
 def collect(scratch: Path, files: Sequence[str]) -> Tests:
@@ -277,7 +292,7 @@ def not_graded_here(tests: Tests) -> list[str]:
     return [f"{NOT_GRADED_HERE}: {test['id']} ({test['region']}, points: {test['max_points']})" for test in lost]
 
 
-def environment() -> dict[str, object]:
+def versions() -> dict[str, object]:
     """What the points may depend on."""
-    versions = {package: metadata.version(package) for package in PACKAGES}
-    return {"python": platform.python_version(), **versions, "system": platform.system(), "cpus": os.cpu_count()}
+    of_packages = {package: metadata.version(package) for package in PACKAGES}
+    return {"python": platform.python_version(), **of_packages, "system": platform.system(), "cpus": os.cpu_count()}

@@ -45,7 +45,7 @@ def is_time(key: str) -> bool:
     return any(name in key.lower() for name in NAMES)
 
 
-def shared(by_name: Mapping[str, Iterable[str]]) -> list[Shared]:
+def find_shared(by_name: Mapping[str, Iterable[str]]) -> list[Shared]:
     """Which hand-ins share measurements, the largest numbers of them first."""
     holders: dict[str, list[str]] = {}
     for name, measurements in by_name.items():

@@ -61,7 +61,7 @@ def older_handout(folder: Path, version: str) -> list[str]:
     """A note if `submit.py pack` made a hand-in of another handout. It is graded as it is: lines outside of regions are
     those of its own handout."""
     for path in sorted(folder.rglob("handout.json"))[:1]:
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
             if (own := str(json.loads(path.read_text(encoding="utf-8"))["version"])[:8]) != version:
                 return [f"made with handout {own}, and graded as such; today's is {version} (python submit.py update)"]
     return []
@@ -83,7 +83,7 @@ def digest(*parts: bytes) -> str:
     return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
 
 
-def nothing(*notes: str) -> dict[str, Any]:
+def empty_report(*notes: str) -> dict[str, Any]:
     """What is known of a hand-in without a report."""
     return {"tests": [], "output": {}, "flags": [], "notes": list(notes)}
 
@@ -94,13 +94,13 @@ def read_report(path: Path) -> dict[str, Any]:
     `notes` says what staff and student should know about it.
     """
     if not path.exists():
-        return nothing()
+        return empty_report()
     if path.stat().st_size > LARGEST_REPORT:
-        return nothing(f"the graders' report is too large ({path.stat().st_size >> 20} MiB) and was not read")
+        return empty_report(f"the graders' report is too large ({path.stat().st_size >> 20} MiB) and was not read")
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        return nothing(f"the graders' report cannot be read: {type(error).__name__}")
+        return empty_report(f"the graders' report cannot be read: {type(error).__name__}")
     most = texts.MOST_RANKS
     return {
         "tests": [test | {key: texts.message(test[key]) for key in TEXTS} for test in report["tests"]],
@@ -110,5 +110,5 @@ def read_report(path: Path) -> dict[str, Any]:
     }
 
 
-def page(report: dict[str, Any], run: dict[str, Any], course: Course) -> str:
+def student_page(report: dict[str, Any], run: dict[str, Any], course: Course) -> str:
     return pages.student_page(GradedHandIn(report, run), course)

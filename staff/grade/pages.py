@@ -19,7 +19,7 @@ from grader import messages
 from grader.report import Entry, entries_of
 from staff.grade import gradebook
 from staff.grade.gradebook import GradedHandIn
-from staff.grade.measurements import shared
+from staff.grade.measurements import find_shared
 from staff.grade.texts import printable
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -76,15 +76,15 @@ def _numbers(ranks: Sequence[int]) -> str:
 def student_page(row: GradedHandIn, course: Course) -> str:
     """The page of one submission."""
     tasks = [task for id in course.tasks if (task := _task(row, course, id))["regions"]]
-    tried = {test["region"] for test in row.tests if test["status"] not in gradebook.NOT_MISTAKES}
-    first = next((id for id in course.in_order_of_needs() if id in tried), "")
-    look = next((region for task in tasks for region in task["regions"] if region["id"] == first), None)
+    failed = {test["region"] for test in row.tests if test["status"] not in gradebook.NOT_MISTAKES}
+    first = "" if row.run["unreadable"] else next((id for id in course.in_order_of_needs() if id in failed), "")
+    look_at = next((region for task in tasks for region in task["regions"] if region["id"] == first), None)
     return _template("student.html").render(
         score=score_in_words(row.report),
         report=row.report,
         run=row.run,
         tasks=tasks,
-        first=look,
+        first=look_at,
         seed=messages.seed_line(entries(row)),
     )
 
@@ -140,7 +140,8 @@ def class_page(rows: Sequence[GradedHandIn], course: Course, footer: str, missin
         in_words=score_in_words,
         rows=rows,
         missing=missing,
-        shared=shared({row.name: row.run.get("measured", ()) for row in rows}),
+        equal=gradebook.equal(rows),
+        shared=find_shared({row.name: row.run.get("measured", ()) for row in rows}),
         flagged=[row for row in rows if row.run.get("flags")],
         readable=len(readable),
         unreadable=len(rows) - len(readable),

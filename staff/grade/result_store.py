@@ -62,19 +62,20 @@ def graded(out: Path) -> list[str]:
     return sorted(path.parent.name for path in (out / HAND_INS).glob("*/report.json"))
 
 
-def owners(out: Path) -> dict[str, str]:
-    """What the hand-ins are really called whose results are kept here, by the names under which they are."""
-    called = {}
+def original_names(out: Path) -> dict[str, str]:
+    """The names under which results are kept here -> the original names of the hand-ins."""
+    names = {}
     for name in graded(out):
         with contextlib.suppress(OSError, ValueError, KeyError):  # somebody has changed the files
-            called[name] = str(_load(out, name, "run.json")["called"])
-    return called
+            names[name] = str(_load(out, name, "run.json")["called"])
+    return names
 
 
 def keep(out: Path, row: GradedHandIn, shown: dict[str, object], page: str) -> None:
     """Write the results of one submission; report.json comes last, with what is `shown` to the student."""
     folder, run = folder_of(out, row.name), dict(row.run)
     if shown.get("hidden"):
+        # read() puts these over report.json, of which nothing is hidden then.
         run["all"] = {key: value for key, value in row.report.items() if shown.get(key) != value} | {"hidden": False}
     with contextlib.suppress(OSError, ValueError, KeyError):  # not graded before, or damaged
         before = read(out, row.name)
@@ -92,7 +93,7 @@ def keep_lower(out: Path, row: GradedHandIn) -> None:
 
 
 def path_of(out: Path, name: str) -> Path | None:
-    """Where the hand-in lies whose results are kept under a name; None if that is not known."""
+    """The path of the hand-in whose results are kept under a name; None if it is not known."""
     try:
         return Path(_load(out, name, "run.json")["path"])
     except (OSError, ValueError, KeyError):
@@ -107,7 +108,7 @@ def write(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def at_work(out: Path, part: str = "") -> Iterator[Path]:
-    """Alone in `out`, or alone with this part of it, and with a scratch folder that is removed at the end.
+    """Lock `out`, or this part of it, for this run alone; yield a scratch folder that is removed at the end.
 
     Several parts may work at once, but not beside a run over the whole class. What a killed run left is removed first.
 

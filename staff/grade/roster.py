@@ -21,9 +21,10 @@ from pathlib import Path
 
 from common.errors import InputError
 from staff.grade.gradebook import GradedHandIn, write_table
-from staff.grade.texts import cell
+from staff.grade.texts import safe_cell
 
-HEAD = ("id", "name", "score", "max_score", "bonus", "max_bonus", "hand-in", "due", "late", "notes")
+POINTS = ("score", "max_score", "bonus", "max_bonus", "report", "max_report")
+HEAD = ("id", "name", *POINTS, "hand-in", "due", "late", "notes")
 
 
 @dataclass(frozen=True)
@@ -104,9 +105,11 @@ def owners(hand_in: str, people: Sequence[Person]) -> set[str]:
         for person in people
         for match in re.finditer(rf"(?<![^\W_]){re.escape(person.id)}(?![^\W_])", hand_in, re.IGNORECASE)
     }
-    ids = {
-        id for id, (a, b) in found.items() if not any(c <= a and b <= d and d - c > b - a for c, d in found.values())
-    }
+
+    def is_part_of_another_id(span: tuple[int, int]) -> bool:
+        return any(other != span and other[0] <= span[0] and span[1] <= other[1] for other in found.values())
+
+    ids = {id for id, span in found.items() if not is_part_of_another_id(span)}
     begins = re.match(r"(\D+?)(?:late)?(?:\d|$)", _plain(hand_in))
     by_name = {person.id for person in people if begins and begins[1] in _names(person)}
     return ids or (by_name if len(by_name) == 1 else set())  # two people of one name: nothing is guessed
@@ -122,7 +125,7 @@ def _names(person: Person) -> set[str]:
     return {_plain("".join(order)) for order in (words, words[-1:] + words[:-1], words[1:] + words[:1]) if words}
 
 
-def _line(person: Person, own: dict[str, list[GradedHandIn]], people: Sequence[Person]) -> list[str | int]:
+def _line(person: Person, own: dict[str, list[GradedHandIn]], people: Sequence[Person]) -> list[str | float]:
     partners = {*person.partners.split(), *(other.id for other in people if person.id in other.partners.split())}
     theirs = [row for id in sorted(partners) for row in own[id]]
     hand_ins = own[person.id] or theirs
@@ -134,19 +137,19 @@ def _line(person: Person, own: dict[str, list[GradedHandIn]], people: Sequence[P
     notes += ["extension"] if person.extension else []
     notes += ["Canvas says late"] if best and re.search(r"_LATE_\d", best.name) else []
     if best is None:
-        result: list[str | int] = ["", "", "", "", "", person.counts, ""]
+        result: list[str | float] = [*[""] * len(POINTS), "", person.counts, ""]
         notes = ["no hand-in", *notes]
     else:
         late = person.late(best.run.get("submitted", ""))
-        result = [*_points(best), cell(best.name), person.counts, late]
-    return [cell(person.id), cell(person.name), *result, cell("; ".join(notes))]
+        result = [*_points(best), safe_cell(best.name), person.counts, late]
+    return [safe_cell(person.id), safe_cell(person.name), *result, safe_cell("; ".join(notes))]
 
 
-def _points(row: GradedHandIn) -> list[int]:
-    return [int(row.report.get(key, 0)) for key in ("score", "max_score", "bonus", "max_bonus")]
+def _points(row: GradedHandIn) -> list[float | str]:
+    return [*(int(row.report.get(key, 0)) for key in POINTS[:4]), *row.of_report]
 
 
-def _of_nobody(rows: Sequence[GradedHandIn], people: Sequence[Person]) -> Iterator[list[str | int]]:
+def _of_nobody(rows: Sequence[GradedHandIn], people: Sequence[Person]) -> Iterator[list[str | float]]:
     for row in rows:
         if not owners(row.name, people):
-            yield ["", "", *_points(row), cell(row.name), "", "", "no id of the roster is in its name"]
+            yield ["", "", *_points(row), safe_cell(row.name), "", "", "no id of the roster is in its name"]

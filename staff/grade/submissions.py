@@ -5,11 +5,12 @@ read it.
 """
 
 import hashlib
+import itertools
 import os
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,31 +33,39 @@ class Submission:
     submitted: str = ""
 
 
-def name_all(paths: Sequence[Path], earlier: Mapping[str, str] | None = None) -> list[Submission]:
-    """A name for each submission: that of its folder or zip; where two are equal, the folder above it in front.
+def name_all(paths: Sequence[Path], kept: Mapping[str, str] | None = None) -> list[Submission]:
+    """A name for each submission, unlike all others: that of its folder or zip, longer where two would be equal.
 
-    `earlier`: the names under which results are kept already -> what the hand-in was called, whose name it stays.
+    `kept`: names under which results are kept already -> the original name of the hand-in, which alone may have it.
 
-    Those that are still equal get a few characters computed from what they are really called, so the same hand-in has
-    the same name in every run over this class. A path that is given twice is one submission.
+    What is added depends on the path alone, so the same hand-in has the same name in every run over this class. A path
+    that is given twice is one submission.
     """
     paths = list(dict.fromkeys(Path(os.path.abspath(path)) for path in paths if path.name != METADATA))
-    names = [_clean(called(path)) for path in paths]
-    by_path: Callable[[str, Path], str] = lambda name, path: f"{name}-{_short_digest(str(path))}"  # noqa: E731
-    tell_apart = iter([
-        lambda name, path: _clean(f"{path.parent.name}-{name}"),
-        lambda name, path: f"{name}-{_short_digest(path.name)}",
-    ])  # fmt: skip
-    owners = {_same_file(name): owner for name, owner in (earlier or {}).items()}
-    while True:  # until all differ: somebody may have chosen the very name that another hand-in gets
-        count, pairs = Counter(map(_same_file, names)), list(zip(names, paths, strict=True))
-        taken = [count[same := _same_file(n)] > 1 or owners.get(same, called(p)) != called(p) for n, p in pairs]
+    originals = [original_name(path) for path in paths]
+    names = list(map(_clean, originals))
+    owners = {_same_file(name): owner for name, owner in (kept or {}).items()}
+    for attempt in itertools.count():  # until all differ: somebody may have chosen the very name that another one gets
+        count = Counter(map(_same_file, names))
+        taken = [
+            count[_same_file(name)] > 1 or owners.get(_same_file(name), original) != original
+            for name, original in zip(names, originals, strict=True)
+        ]
         if not any(taken):
             break
-        other = next(tell_apart, by_path)
-        names = [other(*pair) if is_taken else pair[0] for pair, is_taken in zip(pairs, taken, strict=True)]
+        names = [
+            _longer_name(name, path, attempt) if is_taken else name
+            for name, path, is_taken in zip(names, paths, taken, strict=True)
+        ]
     times = [entry.submitted if (entry := exported(path)) else "" for path in paths]
     return [Submission(*fields) for fields in zip(names, paths, times, strict=True)]
+
+
+def _longer_name(name: str, path: Path, attempt: int) -> str:
+    """Put the folder above in front; where that was not enough, add a digest of the file's name, then of the path."""
+    if attempt == 0:
+        return _clean(f"{path.parent.name}-{name}")
+    return f"{name}-{_short_digest(path.name if attempt == 1 else str(path))}"
 
 
 def without_companions(paths: Sequence[Path]) -> list[Path]:
@@ -67,8 +76,8 @@ def without_companions(paths: Sequence[Path]) -> list[Path]:
     return [path for path in paths if path.name.lower().endswith(ARCHIVES) or of_student.get(path, "") not in archives]
 
 
-def called(path: Path) -> str:
-    """What a hand-in is really called, without an archive's suffix; in Gradescope's export, with its people's ids."""
+def original_name(path: Path) -> str:
+    """What the student called a hand-in, without an archive's suffix; in Gradescope's export, with its people's ids."""
     suffix = next((suffix for suffix in ARCHIVES if path.name.lower().endswith(suffix)), "")
     entry = exported(path)
     return "-".join([*(entry.ids if entry else ()), path.name[: len(path.name) - len(suffix)]])
@@ -117,7 +126,9 @@ def choose(folder: Path, course: Course) -> tuple[dict[str, bytes], list[str]]:
     notes = []
     names = []
     for parts in paths:
-        top, *rest = parts[len(base) :] if parts[: len(base)] == base else [""]
+        if parts[: len(base)] != base:
+            continue
+        top, *rest = parts[len(base) :]
         name = "/".join([our_names.get(top.lower(), top), *rest])
         names.append(name)
         if name in files:

@@ -53,7 +53,7 @@ def output(rank: dict[str, Any]) -> dict[str, object]:
     return {"rank": int(rank["rank"]), "ended": in_one_line(rank["ended"], LONGEST_END)} | printed
 
 
-def cell(text: str) -> str:
+def safe_cell(text: str) -> str:
     """A cell that every spreadsheet can read and none runs."""
     return clip(FORMULA.sub("'", text), LONGEST_CELL)
 

@@ -62,7 +62,10 @@ def unpack(path: Path, into: Path) -> list[str]:
             _take_archive(path, taker)
     except BaseException:  # Ctrl-C, too, leaves no half of a hand-in
         for entry in into.iterdir():
-            shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()
         raise
     return taker.notes()
 

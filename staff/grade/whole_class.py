@@ -44,10 +44,10 @@ def grade_all(grading: Grading, submissions: Sequence[Submission], jobs: int) ->
     A submission that our own graders fail on is left out; stderr says so.
     """
     graded_now: dict[str, bool] = {}
-    shares = iter(processors_of_jobs(sorted(os.sched_getaffinity(0)), jobs))
+    processors = iter(processors_of_jobs(sorted(os.sched_getaffinity(0)), jobs))
 
     def begin() -> None:
-        os.sched_setaffinity(0, next(shares))  # of this thread, and of all that it starts
+        os.sched_setaffinity(0, next(processors))  # of this thread, and of all that it starts
 
     with ThreadPoolExecutor(jobs, initializer=begin) as pool:
         futures = {pool.submit(grading.grade, submission): submission for submission in submissions}
@@ -58,8 +58,8 @@ def grade_all(grading: Grading, submissions: Sequence[Submission], jobs: int) ->
                     print(f"{name}: not graded: {type(error).__name__}: {error}", file=sys.stderr)
                     continue
                 row, graded_now[name] = future.result()
-                with contextlib.suppress(Exception):  # to tell of it must not cost the others anything
-                    tell(row, graded_now[name], f"{len(graded_now)}/{len(submissions)}")
+                with contextlib.suppress(Exception):  # to print it must not cost the others anything
+                    print_line(row, graded_now[name], f"{len(graded_now)}/{len(submissions)}")
         except BaseException:  # Ctrl-C, too, leaves nothing running
             grading.stop.set()
             pool.shutdown(wait=False, cancel_futures=True)
@@ -75,7 +75,7 @@ def processors_of_jobs(processors: Sequence[int], jobs: int) -> list[set[int]]:
     return [set(processors[job::jobs]) for job in range(jobs)]
 
 
-def tell(row: GradedHandIn, now: bool, count: str) -> None:
+def print_line(row: GradedHandIn, now: bool, count: str) -> None:
     """Print one line as soon as a submission is done."""
     figures = f"{row.run['wall_s']:6.1f} s  {row.run['peak_pss_mb'] or 0:6.0f} MB" if now else "already graded"
     score = f"{row.report['score']:3} of {row.report['max_score']}"
@@ -85,7 +85,7 @@ def tell(row: GradedHandIn, now: bool, count: str) -> None:
     print(f"{count:>7}  {score}  {figures}  {row.name}  {notes[:100]}".rstrip(), flush=True)
 
 
-def share(submissions: Sequence[Submission], part: str) -> list[Submission]:
+def in_part(submissions: Sequence[Submission], part: str) -> list[Submission]:
     """The submissions of part "3/16": every sixteenth by name, so that each is in one part whatever the order.
 
     Raises:
@@ -104,8 +104,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     refuse_exposed([ROOT, options.out, Path(tempfile.gettempdir()), *options.submissions])
     if options.roster:
         read_roster(options.roster)  # what is wrong with it is said now, and not after hours
-    submissions = name_all(without_companions(options.submissions), result_store.owners(options.out))
-    to_grade = share(submissions, options.part)
+    submissions = name_all(without_companions(options.submissions), result_store.original_names(options.out))
+    to_grade = in_part(submissions, options.part)
     start = time.monotonic()
     with result_store.at_work(options.out, options.part.replace("/", "-of-")) as scratch:
         if options.roster:

@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = _options(argv)
     path, metadata = options.folder / "results" / "results.json", options.folder / "submission_metadata.json"
     _write(path, unfinished("The autograder was stopped before it produced a result. Please submit again."))
-    _close(ROOT / "staff", path.parent, metadata)
+    _allow_root_alone(ROOT / "staff", path.parent, metadata)
     try:
         late = late_days(metadata)
     except InputError as error:
@@ -46,8 +46,8 @@ def _write(path: Path, content: dict) -> None:
         json.dump(content, file, indent=1)
 
 
-def _close(*paths: Path) -> None:
-    """Hidden tests, earlier results and the names of students are for root only."""
+def _allow_root_alone(*paths: Path) -> None:
+    """Hide hidden tests, earlier results and the names of students from the users that ranks run as."""
     for path in paths:
         if path.exists() and os.getuid() == 0:
             path.chmod(0o700 if path.is_dir() else 0o600)

@@ -77,7 +77,8 @@ def _texts(row: GradedHandIn, course: Course) -> Iterator[tuple[Entry, str]]:
     for region in course.in_order_of_needs():
         for kind in VISIBILITIES:
             tests_of_kind = [test for test in tests if test.region == region and visibility(test.id, course) == kind]
-            yield from _of_region(tests_of_kind, course.regions[region].hints[0], row.run["output"])
+            hint = "" if row.run["unreadable"] else course.regions[region].hints[0]
+            yield from _of_region(tests_of_kind, hint, row.run["output"])
 
 
 def _of_region(tests: list[Entry], hint: str, output: Mapping[str, Any]) -> Iterator[tuple[Entry, str]]:
@@ -87,7 +88,7 @@ def _of_region(tests: list[Entry], hint: str, output: Mapping[str, Any]) -> Iter
         if rest:
             text += f"\n\nThe same: {'; '.join(sentence(test.id) for test in rest)}"
         if not number:
-            text += f"\n\nHint: {hint}" if first.status not in ("skipped", NOT_GRADED_HERE) else ""
+            text += f"\n\nHint: {hint}" if hint and first.status not in ("skipped", NOT_GRADED_HERE) else ""
             text += _printed(next(filter(None, (output.get(test.id) for test in (first, *rest))), []))
         yield first, clip(text, LONGEST_TEST)
         yield from ((test, f'{test.status}, for the same reason as "{sentence(first.id)}"') for test in rest)

@@ -20,6 +20,7 @@ LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 CODE = re.compile(r"`[^`\n]+`")
 GRADE = re.compile(r"(--region|--hint|grader\.debug|pytest -m) ([0-9a-z]+\.[0-9]+|[a-z]+\w*)\b")
 REGION = re.compile(r"(?<![\w.])([0-9a-z]+\.[0-9]+)(?![\w%]|\.\d| (?:ms|s|GB|MB|million|minutes|times)\b)")
+TASK = re.compile(r"\b[Tt]ask (\d[ab]?)|(Pipeline)\b")
 SENTENCE = re.compile(r"(?:(?<=[.:!?]\s)|^)(?:`[^`]*`|[^`.!?]|[.!?](?!\s|$))+[.!?](?:\s+|$)")
 START = re.compile(r"\s*(?:[-*]|\d+\.)?\s*(?:\*\*[^*]+\*\*)?\s*")
 
@@ -36,20 +37,31 @@ class Follower:
 
     def follow(self, text: str, page: str) -> str:
         """Return a page without what leads to files and regions that this handout lacks."""
-        blocks, in_code = [], False
+        blocks = []
         text = GRADE.sub(self._region, text)
-        for block in re.split(r"(\n\n+|^```.*\n)", text, flags=re.MULTILINE):
-            if FENCE.match(block):
-                in_code = not in_code
+        for block in re.split(r"(^```.*\n(?:(?!```).*\n)*```$|\n\n+)", text, flags=re.MULTILINE):
             lines = block.split("\n")
-            if in_code:
-                lines = [line for line in lines if not self._is_lost(line, COMMAND)]
+            if FENCE.match(block):
+                lines = self._code(lines)
             elif lines[0].startswith("|"):
                 lines = [line for line in lines if not line.startswith("|") or not self._leads_away(line, page)]
             else:
                 lines = self._prose(block, page).split("\n")
             blocks.append(LINK.sub(lambda link: self._link(link, page), "\n".join(lines)))
         return "".join(blocks)
+
+    def _code(self, lines: list[str]) -> list[str]:
+        """The lines of a block of code without commands that lead away, and loops of such; nothing if none is left."""
+        commands: list[list[str]] = []
+        for line in lines[1:-1]:
+            inside_loop = bool(commands) and commands[-1][0].startswith("for ") and commands[-1][-1] != "done"
+            if inside_loop:
+                commands[-1].append(line)
+            else:
+                commands.append([line])
+        kept = [words for words in commands if not any(self._is_lost(line, COMMAND) for line in words)]
+        inside = [line for words in kept for line in words]
+        return [lines[0], *inside, lines[-1]] if any(map(str.strip, inside)) else []
 
     def _prose(self, text: str, page: str) -> str:
         """A paragraph or list without its sentences that name what is not there."""
@@ -75,9 +87,10 @@ class Follower:
         )
 
     def _names_lost_regions(self, text: str) -> bool:
-        """Return whether a text names regions that are not here, and none that is."""
+        """Return whether a text names regions that are not here, and no region or task that is."""
         ids = {*REGION.findall(text)} & {*self.course.regions, *self.course.dropped}
-        return bool(ids) and not ids & {*self.course.regions, *self.solved}
+        tasks = {number or name[0].lower() for number, name in TASK.findall(text)}
+        return bool(ids) and not ids & {*self.course.regions, *self.solved} and not tasks & self.course.tasks.keys()
 
     def _is_lost(self, text: str, only: re.Pattern[str] | None = None) -> bool:
         """Return whether a text names a file of the source that is not here; `only` texts of this form."""

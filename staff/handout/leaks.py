@@ -89,7 +89,9 @@ def _squeezed(line: str) -> str:
 
 def _leaked_lines(texts: dict[str, str], regions: list[Region], common: Iterable[str]) -> list[str]:
     harmless = {_squeezed(line) for line in common}
-    secrets: dict[str, dict[str, tuple[re.Pattern, str]]] = {}  # by their longest word: few lines have it
+    # Longest word of a secret line -> the line without blanks -> its pattern and region: a pattern is only tried on
+    # the few lines that have this word.
+    secrets: dict[str, dict[str, tuple[re.Pattern, str]]] = {}
     for region in regions:
         for tokens in solution_lines(region.body):
             spaced = r"\s*".join(map(re.escape, tokens))

@@ -2,6 +2,7 @@
 
 A row begins with a region's id and ends with its points. Rows of regions that the course does not have are left out, or
 say where they are given out solved; in a row without an id, the last number is a sum: of the total, or of the bonus.
+Sentences name the total: "the 100 points", "on top of the 100".
 """
 
 import re
@@ -11,6 +12,7 @@ from course.table import Course
 
 REGION = re.compile(r"\| ([0-9a-z]+\.[0-9]+) \|.*\| \d+ \|")
 SUM = re.compile(r"\| (?:[0-9a-z.]+ to [0-9a-z.]+ )?\|.*\b(total|bonus)\b.*\| \d+ \|")
+OF_ALL = re.compile(r"(\b[Tt]he )100( points\b|[.,;]? )")  # in sentences: "the 100 points", "on top of the 100"
 LAST_NUMBER = re.compile(r"\d+(?= \|$)")
 
 
@@ -33,4 +35,4 @@ def with_points(text: str, course: Course, solved: Mapping[str, str]) -> str:
             lines.append(line)
         elif points:
             lines.append(LAST_NUMBER.sub(str(points), line))
-    return "\n".join(lines)
+    return OF_ALL.sub(rf"\g<1>{course.total}\2", "\n".join(lines))

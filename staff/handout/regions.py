@@ -22,7 +22,7 @@ from common.errors import InputError
 from course.table import Course
 from course.todo import REGION_ID, Comment, indent_body, lines_inside_strings, read_comments, read_tokens, take_body
 
-_MARKERS = {
+_MARKERS = {  # groups: the id, and the text of a TODO; () matches nothing, so that the others have a second one, too
     "TODO": re.compile(rf"# TODO\(cos598d\) ({REGION_ID}): (\S(?:.*\S)?)"),
     "BEGIN": re.compile(rf"# BEGIN SOLUTION ({REGION_ID})()"),
     "END": re.compile(rf"# END SOLUTION ({REGION_ID})()"),
@@ -188,11 +188,13 @@ def placeholder(region: Region, readme: str) -> str:
         return f"{region.indent}raise NotImplementedError({message})"
 
     text = re.sub(r"\s*\(\d+ lines?\)$", "", region.todo)
-    ends = [end.start() for end in re.finditer(r"[;:,]? \(|[;:,] ", text)]
-    clauses = [text, *(text[:end] for end in reversed(ends) if text[:end].count("(") == text[:end].count(")"))]
+    # From the longest to the shortest: all of it, up to each end of a clause outside brackets, then word by word.
+    clauses = [text[: end.start()] for end in re.finditer(r"[;:,]? \(|[;:,] ", text)]
+    whole_clauses = [clause for clause in reversed(clauses) if clause.count("(") == clause.count(")")]
     words = text.split(" ")
-    shorter = [" ".join([*words[:count], "..."]) for count in range(len(words) - 1, 0, -1)]
-    return next((line(short) for short in clauses + shorter if len(line(short)) <= _LONGEST_LINE), line(words[0]))
+    cut = [" ".join([*words[:count], "..."]) for count in range(len(words) - 1, 0, -1)]
+    lines = map(line, [text, *whole_clauses, *cut])
+    return next((short for short in lines if len(short) <= _LONGEST_LINE), line(words[0]))
 
 
 def replace_body(text: str, file: str, region_id: str, body: str, part: int | None = None) -> str:

@@ -20,7 +20,8 @@ LOADS = [(31, 15, 5), (52, 20, 5), (23, 12, 6)]  # examples, total batch, worker
 
 def check_mean_of_many(grade, function):
     """Five workers, seven parameters of drawn shapes, each of two or three dimensions."""
-    shapes = tuple(tuple(map(int, grade.draw.integers(1, 7, grade.draw.integers(2, 4)))) for _ in range(7))
+    dimensions = grade.draw.integers(2, 4, size=7)
+    shapes = tuple(tuple(grade.draw.integers(1, 7, count).tolist()) for count in dimensions)
     averaging.check_mean(grade, function, averaging.AveragingSetting(shapes), (WORKERS,))
 
 

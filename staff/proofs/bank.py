@@ -9,6 +9,7 @@ import re
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 
 from common.errors import InputError, reading
@@ -18,7 +19,7 @@ from staff.grade.submissions import clean_files, tree_patterns, write_files
 from staff.handout.regions import for_students, replace_body
 
 BANKS = ROOT / "staff" / "banks"
-MISTAKES, VARIANTS, FILE = "mistakes", "variants", "file"  # kinds; the last one: a bank that lies anywhere
+MISTAKES, VARIANTS, FILE = "mistakes", "variants", "file"  # kinds of a bank; FILE: one that is not in BANKS
 KEYS = {"body": dict, "patch": str, "file": str, "fails": dict, "race": bool}
 IN_WORDS = {dict: "a table of texts", str: "a text", bool: "true or false"}
 
@@ -27,9 +28,9 @@ IN_WORDS = {dict: "a table of texts", str: "a text", bool: "true or false"}
 class BankEntry:
     """One mistake or variant: new bodies by region (and part: "2a.2/1"), and a patch of what lies outside regions.
 
-    `fails` says which tests a mistake must fail, and which words the message of each must hold. `race`: what a thread
-    finds depends on which one comes first, so that beyond `fails` its messages may differ from run to run. `error` says
-    why an entry of a file from elsewhere is none.
+    fails: test that a mistake must fail -> words that its message must hold. race: threads race in this mistake, so
+    apart from `fails` its messages may differ from run to run. error: why this is no valid entry; only
+    where the bank is not in BANKS.
     """
 
     kind: str
@@ -105,13 +106,12 @@ def _entry(start: BankEntry, row: object) -> BankEntry:
         if not isinstance(value, KEYS[key]):
             raise InputError(f"{key}: expected {IN_WORDS[KEYS[key]]}, got {value!r}")
     bodies = row.get("body", {})
-    lists = {test: words if isinstance(words, list) else [words] for test, words in row.get("fails", {}).items()}
-    for text in (*bodies.values(), *(word for words in lists.values() for word in words)):
+    fails = {test: tuple(w if isinstance(w, list) else [w]) for test, w in row.get("fails", {}).items()}
+    for text in chain(bodies.values(), *fails.values()):
         if not isinstance(text, str):
             raise InputError(f"expected texts in body and fails, got {text!r}")
-    if start.kind == MISTAKES and not lists:
+    if start.kind == MISTAKES and not fails:
         raise InputError("expected the tests that must fail, fails.test_name = [words], got none")
-    fails = {test: tuple(words) for test, words in lists.items()}
     file, patch, race = row.get("file", start.file), row.get("patch", ""), row.get("race", False)
     return replace(start, file=file, bodies=bodies, patch=patch, fails=fails, race=race)
 

@@ -120,7 +120,9 @@ def run_graded(
             process.kill()
             _, errors = process.communicate()
             text = errors.decode(errors="replace")[-2000:]
-            return Outcome(process.returncode or 70, False, deadline_s, 0.0, 0, f"the supervisor has died: {text}")
+            died = f"the supervisor has died: {text}"
+            code = process.returncode or os.EX_SOFTWARE
+            return Outcome(code, timed_out=False, wall_s=deadline_s, peak_pss_mb=0.0, swept=0, output=died)
         except BaseException:  # Ctrl-C, too, leaves no supervisor behind
             process.kill()
             raise

@@ -65,7 +65,7 @@ class SandboxSupervisor:
             os.chmod(output.name, 0o600)
             pid = os.fork()
             if pid == 0:
-                graders(self.job, policy, Path(stage), output.fileno())
+                run_pytest(self.job, policy, Path(stage), output.fileno())
             try:
                 code = self._watch(pid, policy, Path(stage))
             finally:
@@ -141,9 +141,9 @@ def pss_mb(pid: int) -> float:
     return memory(pid) / MIB
 
 
-def graders(job: SandboxJob, policy: Policy, stage: Path, output: int) -> NoReturn:
+def run_pytest(job: SandboxJob, policy: Policy, stage: Path, output: int) -> NoReturn:
     """The forked child: pytest from the root of the repository, in an environment of its own making."""
-    code = 70
+    code = os.EX_SOFTWARE
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
         prctl(PDEATHSIG, signal.SIGKILL)
@@ -193,10 +193,10 @@ def main() -> None:
     """Job as JSON on stdin, outcome as JSON on the last line of stdout."""
     prctl(PDEATHSIG, signal.SIGKILL)
     job = SandboxJob(**json.load(sys.stdin))
-    word = os.dup(1)
+    result = os.dup(1)  # stdout holds the result alone: from here on, whatever is printed goes to stderr
     os.dup2(2, 1)
     outcome = SandboxSupervisor(job).run()
-    os.write(word, json.dumps(outcome).encode() + b"\n")
+    os.write(result, json.dumps(outcome).encode() + b"\n")
 
 
 if __name__ == "__main__":

@@ -104,9 +104,10 @@ def test_graded_bonus_lessons_share_the_total_and_the_other_ones_are_still_on_to
     assert contradictions == []
     assert sum(row.points for row in course.regions.values() if not row.bonus) == 109
     assert {id for id in COURSE.bonus_regions if id not in course.bonus_regions} == {"b.1", "b.2", "b.13"}
-    assert (course.regions["b.1"].points, sum(course.regions[id].points for id in course.bonus_regions)) == (4, 41)
+    bonus = sum(course.regions[id].points for id in course.bonus_regions)
+    assert (course.regions["b.1"].points, bonus) == (4, COURSE.bonus - 9)
     tests = [{"region": id, "points": row.points, "max_points": row.points} for id, row in course.regions.items()]
-    assert score_of(tests, course.bonus_regions) == {"score": 109, "max_score": 109, "bonus": 41, "max_bonus": 41}
+    assert score_of(tests, course.bonus_regions) == {"score": 109, "max_score": 109, "bonus": bonus, "max_bonus": bonus}
 
 
 def test_what_builds_on_a_region_that_is_left_out_builds_on_what_that_one_builds_on(tmp_path):
@@ -299,6 +300,25 @@ def test_a_link_a_command_and_a_region_that_lead_nowhere_stop_the_handout(tree, 
 
 
 @pytest.mark.medium
+@pytest.mark.parametrize("values", [
+    {"tasks": ["1", "2a", "2b", "3"]},
+    {"tasks": ["1", "2b", "p"], "bonus": 0, "total": 61},
+    {"bonus": 0},
+])  # fmt: skip
+def test_blocks_of_code_are_valid_shell_and_sentences_name_the_total_in_a_changed_course(tree, values):
+    change(tree, lambda text: choose(text, **values))
+    pages = {name: text.decode() for name, text in assemble(tree).files.items() if name.endswith(".md")}
+
+    blocks = [block for text in pages.values() for block in re.findall(r"^```shell\n(.*?)^```", text, re.M | re.S)]
+    wrong = [
+        block for block in blocks if subprocess.run(["bash", "-n"], input=block.encode(), capture_output=True).stderr
+    ]
+    assert wrong == [] and all(map(str.strip, blocks))
+    assert f"The {values.get('total', 100)} points are for" in pages["README.md"]
+    if values == {"bonus": 0}:
+        assert "Li et al." in pages["docs/sources.md"], "task 3 has it, too"
+
+
 def test_a_lesson_that_nobody_builds_on_is_left_out_where_it_would_give_a_graded_one_away(tree):
     change(tree, lambda text: choose(text, tasks=["1"], graded=["b.6", "b.7"], bonus=0))
 

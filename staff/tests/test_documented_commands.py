@@ -36,11 +36,11 @@ SMALL = {
     "--iterations 2",
     r"benchmark\.run": "-m benchmark.run --workers 2 --max_steps 4 --dropped 1",
     r"benchmark\.compare": "-m benchmark.compare --workers 2 --max_steps 5 --only fsdp",
-    r"benchmark\.prove": "-m benchmark.prove --strategy ddp",
+    r"benchmark\.prove": "-m benchmark.prove --strategies ddp",
     r"benchmark\.sweep": "-m benchmark.sweep --strategies single --batch_sizes 1 --workers 1 --steps 3",
     r"benchmark\.sweep .*--examples_per_step": "-m benchmark.sweep --only single,ddp --workers 1,2 --steps 6 "
     "--examples_per_step 4 --output_dir runs/benchmark/strong",
-    r"benchmark\.predict": "-m benchmark.predict --strategy fsdp",
+    r"benchmark\.predict": "-m benchmark.predict --strategies fsdp",
     r"benchmark\.tables": "-m benchmark.tables runs/benchmark/sweep",  # of the row above
 }
 NO_JSON = (
@@ -64,6 +64,7 @@ ELSEWHERE = {
     r"^(sbatch|srun) ": "needs SLURM (test_slurm.py: four virtual nodes)",
     r"grader\.watch|^make watch": "runs until it is ended (test_watch.py)",
     r"grader\.debug": "asks in a terminal (test_debug.py)",
+    r"--kill ": "ends by a kill (staff/tests/beyond/test_survive.py)",
     r"--shell": "waits for a person (test_emulate.py)",
     r"--interface eno1|^dool|node0\.csv": "names interfaces and files of CloudLab nodes (test_traffic.py)",
     r"--input en_meta/": "needs OSCAR (test_oscar.py)",

@@ -48,7 +48,7 @@ def download(folder: Path) -> list[Path]:
     write_zip(SOLVED, moodle / "hw.zip")
     write_files(SOLVED, folder / "submission_31")
     (folder / "submission_metadata.yml").write_text(METADATA)
-    write_files(SOLVED | {".git/config": b"[core]"}, folder / "hw1-git-hub")
+    write_files(SOLVED | {".git/config": b"[core]", "handout.json": b'{"version": "00000000"}'}, folder / "hw1-git-hub")
     with tarfile.open(folder / "tara.tar.gz", "w:gz") as archive:
         archive.add(folder / "hw1-git-hub/common", "mine/common")
     return sorted(folder.iterdir())
@@ -71,6 +71,7 @@ def test_downloads_are_graded_as_they_are_and_each_hand_in_is_that_of_its_people
     assert [person["late"] for person in people] == ["0 d 10 h", "", "1 d 2 h", "", "", "", ""]
     assert "Canvas says late" in people[0]["notes"] and len(people) == 7
     gradebook = (tmp_path / "out/gradebook.csv").read_text(encoding="utf-8")
+    assert gradebook.count("made with handout 00000000") == 1, "an older handout is said"
     assert "report.pdf" in gradebook, "what lies beside an archive is said to be left out"
 
 

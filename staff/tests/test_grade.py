@@ -29,7 +29,8 @@ from staff.grade.hand_ins import _without_texts
 from staff.grade.hidden_tests import contradictions, hidden_files
 from staff.grade.result_store import at_work
 from staff.grade.submissions import clean_files, name_all, write_files
-from staff.grade.whole_class import share
+from staff.grade.whole_class import in_part
+from staff.gradescope.results import results
 from staff.proofs.bank import solved_files
 
 COURSE = load_course()
@@ -115,6 +116,18 @@ def test_every_hand_in_gets_its_points_wherever_its_files_lie(graded):
     assert {key: graded["figures"][key] for key in ("submissions", "graded", "kept", "unreadable", "class")} == {
         "submissions": 5, "graded": 5, "kept": 0, "unreadable": 1, "class": 5
     }  # fmt: skip
+
+
+@pytest.mark.medium
+def test_an_unreadable_hand_in_says_why_in_every_field_and_gets_no_hints(graded):
+    row = result_store.read(graded["out"], ODD)
+    page = (graded["out"] / "hand_ins" / ODD / "index.html").read_text(encoding="utf-8")
+    on_gradescope = [test["output"] for test in results(row, COURSE, late=None, seconds=1)["tests"]]
+
+    assert all("cannot be read" in test[field] for test in row.tests for field in ("cause", "kind", "message"))
+    assert not [test["observed"] for test in row.tests if test["observed"]]
+    assert "cannot be read" in page and "Look here first" not in page and "Hint" not in page
+    assert "cannot be read" in on_gradescope[0] and not [text for text in on_gradescope if "Hint" in text]
 
 
 @pytest.mark.medium
@@ -304,7 +317,7 @@ def test_every_hidden_test_has_a_point_of_its_region_whose_points_stay_the_same(
     for region in {mark.region for mark in hidden.values()}:
         tests = [Entry(id, "", region, "passed") for id, mark in weights.tests.items() if mark.region == region]
 
-        weights.share_out(COURSE, tests)
+        weights.set_points(COURSE, tests)
 
         assert sum(test.points for test in tests) == COURSE.regions[region].points
         assert all(test.max_points >= 1 for test in tests if test.id in hidden), region
@@ -384,7 +397,7 @@ def test_a_submission_that_is_not_there_is_said_before_anything_is_graded(tmp_pa
 def test_every_submission_is_in_exactly_one_part_whatever_the_order(parts):
     named = name_all([Path(f"/x/student{number}.zip") for number in range(10)])
 
-    of_parts = [share(named[::-1] if number % 2 else named, f"{number}/{parts}") for number in range(1, parts + 1)]
+    of_parts = [in_part(named[::-1] if number % 2 else named, f"{number}/{parts}") for number in range(1, parts + 1)]
 
     assert sorted(s.name for part in of_parts for s in part) == sorted(s.name for s in named)
 
@@ -392,7 +405,7 @@ def test_every_submission_is_in_exactly_one_part_whatever_the_order(parts):
 @pytest.mark.parametrize("part", ["0/4", "5/4", "3", "a/b", "1/0", "-1/4"])
 def test_a_part_that_is_none_is_said(part):
     with pytest.raises(InputError, match="expected NUMBER/PARTS"):
-        share([], part)
+        in_part([], part)
 
 
 def test_parts_work_beside_each_other_but_not_beside_a_whole_run_nor_twice(tmp_path):

@@ -5,8 +5,11 @@ from pathlib import Path
 import pytest
 
 from common.errors import InputError
+from course.manifest import version_of
 from course.table import load_course
+from staff.grade.hand_ins import version_of_handout
 from staff.grade.submissions import choose, clean_files, name_all, write_files, write_tree
+from staff.tests.handouts import open_handout
 
 COURSE = load_course()
 HOME = "common/data_partition.py"
@@ -62,6 +65,10 @@ def test_a_lesson_s_file_that_lies_deeper_is_named(tmp_path):
     _, notes = choose(hand_in(tmp_path, "task2b/task2b/run_glue.py", "task1/a.py"), COURSE)
 
     assert any("is it 'task2b_allreduce/task2b/run_glue.py'? Move it to task2b_allreduce" in note for note in notes)
+
+
+def test_the_graders_know_the_version_that_the_handout_has():
+    assert version_of_handout(clean_files(), COURSE) == version_of(open_handout().code)
 
 
 def test_what_is_not_handed_in_is_the_handouts_and_every_tree_has_files_of_its_own(tmp_path):

@@ -120,7 +120,8 @@ NO_ZIP = {"nothing": b"", "text": b"no zip at all", "a beginning": b"PK\5\6" + b
 def test_what_is_no_zip_or_has_no_bound_is_refused_in_one_line(tmp_path, content):
     path = zipped(tmp_path, "a.py", content=os.urandom(5000), method=zipfile.ZIP_BZIP2 if content == "bzip2" else 8)
     if content != "bzip2":
-        path.write_bytes(NO_ZIP.get(content, path.read_bytes()[1000:]))
+        without_its_beginning = path.read_bytes()[1000:]
+        path.write_bytes(NO_ZIP.get(content, without_its_beginning))
 
     with pytest.raises(InputError) as refused:
         unpack(path, tmp_path / "out")

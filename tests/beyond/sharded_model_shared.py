@@ -1,5 +1,8 @@
 """Shared by b.9 and b.10: models of blocks, and one run of a model.
 
+The toy is a model without layers (toy_in_rank.py). A piece is what is gathered at once: a block, or the root, which has
+all other parameters. A place is where the model uses some: a block's number, -1 before all blocks, their number after.
+
 Gradients and updates are drawn for each rank alone. So after the first step no rank knows the shards of the others: it
 must gather them, and the broker sees when.
 """
@@ -127,9 +130,10 @@ def model_of(
     """Return a setting whose root uses `begin` before and `end` after the blocks. micros: how many, in each step."""
     inside = [(place, k) for place, block in enumerate(blocks) for k in block]
     every = [*((BEGIN, k) for k in begin), *inside, *((len(blocks), k) for k in end)]
-    places, used = zip(*((place, k) for place, k in every if k not in unused), strict=True)
-    uses: Uses = [[[list(used)]] * count for count in micros]
-    return ModelSetting(blocks=blocks, places=list(places), uses=uses, **others)
+    used = [(place, k) for place, k in every if k not in unused]
+    one_micro = [[k for _, k in used]]  # the same on all ranks
+    uses: Uses = [[one_micro] * count for count in micros]
+    return ModelSetting(blocks=blocks, places=[place for place, _ in used], uses=uses, **others)
 
 
 # Three blocks whose sizes differ and divide by no number of ranks; a root before and after them.

@@ -54,9 +54,9 @@ NOT_FINITE = {
 class AveragingSetting(NamedTuple):
     """The gradients of one run: the function is called twice, as in a training loop.
 
-    without: for each call, the parameters that have no gradient; zero: the parameters whose gradient is zero, only on
-    the last rank; tied: two layers share the last parameter; infinite: the parameters whose gradient holds an inf or a
-    nan, only on the last rank.
+    without: for each call, the parameters that have no gradient; its length is the number of calls. zero: the
+    parameters whose gradient is zero, only on the last rank; tied: two layers share the last parameter; infinite: the
+    parameters whose gradient holds an inf or a nan, in turn, only on the last rank.
     """
 
     shapes: tuple[tuple[int, ...], ...] = drawn.SHAPES
@@ -66,6 +66,10 @@ class AveragingSetting(NamedTuple):
     tied: bool = False
     dtypes: tuple[str, ...] = ("float32",)  # of the parameters, in turn
     infinite: tuple[int, ...] = ()
+
+    @property
+    def n_calls(self) -> int:
+        return len(self.without)
 
     def dtype(self, k: int) -> str:
         return self.dtypes[k % len(self.dtypes)]
@@ -93,10 +97,12 @@ Gradients = list[list[list[Any]]]  # [rank][call][parameter]; None: no gradient
 @in_rank
 def average(context: Context, lesson: ModuleType, inputs: Fields) -> object:
     """Call the student's function on this rank's gradients; yield what it leaves, after each call."""
-    arguments, weight = context.arguments, inputs["weight"]
-    context.scatter()  # set(parameters) then has another order on every rank
+    arguments, start_value = context.arguments, inputs["start_value"]
+    context.shuffle_addresses()
     parameters = [
-        nn.Parameter(torch.full(shape, weight, dtype=getattr(torch, dtype)), requires_grad=k not in arguments["frozen"])
+        nn.Parameter(
+            torch.full(shape, start_value, dtype=getattr(torch, dtype)), requires_grad=k not in arguments["frozen"]
+        )
         for k, (shape, dtype) in enumerate(zip(arguments["shapes"], arguments["dtypes"], strict=True))
     ]
     half = (len(parameters) + 1) // 2
@@ -111,7 +117,7 @@ def average(context: Context, lesson: ModuleType, inputs: Fields) -> object:
                 lesson.sync_gradients(model, context.world_size)
             else:
                 lesson.average_gradients(model)
-        moved = [k for k, parameter in enumerate(parameters) if not bool((parameter == weight).all())]
+        moved = [k for k, parameter in enumerate(parameters) if not bool((parameter == start_value).all())]
         left: Fields = {f"parameter {k}": copy_of(parameter.grad) for k, parameter in enumerate(parameters)}
         for k in arguments["infinite"]:
             left[f"parameter {k}"] = torch.nan_to_num(parameters[k].grad, **arguments["shown"])
@@ -147,7 +153,7 @@ MISTAKES: dict[str, Callable[[OneParameter], np.ndarray | None]] = {
     "its result": lambda g: None,
     "every worker still has its own gradient, which was never passed to a collective: do you send param.grad (the "
     "tensors of state_dict() have none), and do you also send the last bucket?":
-        lambda g: g.filled(np.inf) if g.was_sent else g.own,
+        lambda g: g.filled(np.inf) if g.was_sent else g.own,  # inf: no gradient is like this
     "every gradient is the sum of the workers' gradients, not their mean: did you divide by world_size, as "
     "dist.get_world_size() gives it, and in place (/= or div_)?": lambda g: g.all.sum(0),
     "the gradient is still the worker's own: the result did not get into param.grad (.to(dtype), .clone() and "
@@ -166,7 +172,7 @@ MISTAKES: dict[str, Callable[[OneParameter], np.ndarray | None]] = {
     "the division rounds down: // is for whole numbers": lambda g: g.all.sum(0) // g.ranks,
     "param.grad is the largest of the workers' gradients and not their mean": lambda g: g.all.max(0),
     "the parameters (param.data) were averaged, not gradients":
-        lambda g: g.filled(sum(map(drawn.weight, range(g.ranks))) / g.ranks),
+        lambda g: g.filled(sum(map(drawn.start_value, range(g.ranks))) / g.ranks),
 }  # fmt: skip
 
 
@@ -193,8 +199,8 @@ def mean_of(
     """Expect the mean of one parameter's gradients on a rank."""
     one = OneParameter(np.asarray(gradients, np.float64), rank, payloads.include(rank, gradients[rank]))
     mean = np.asarray(one.all.mean(0))
-    short = set[str]() if one.was_sent else payloads.dtypes & {"float16", "bfloat16"}
-    rounded = f"gradients of float32 travel as {min(short)}, which rounds them" if short else ""
+    half = set[str]() if one.was_sent else payloads.dtypes & {"float16", "bfloat16"}
+    rounded = f"gradients of float32 travel as {min(half)}, which rounds them" if half else ""
     table = with_inputs(mistakes_of(one.ranks), one)
     return Expected(mean, rounded, mistakes=table, tolerance=Tolerance(total, limit=limit))
 
@@ -208,22 +214,25 @@ def draw(grade: Grade, ranks: int, setting: AveragingSetting) -> Gradients:
     def one(rank: int, call: int, k: int, array: np.ndarray) -> np.ndarray | None:
         if k in setting.frozen or k in setting.without[call]:
             return None
-        array, dtype = array * 0 if k in setting.zero and rank == ranks - 1 else array, setting.dtype(k)
-        if k in setting.infinite and rank == ranks - 1:
-            array.flat[0] = (np.inf, np.nan)[setting.infinite.index(k)]
+        is_last = rank == ranks - 1
+        if is_last and k in setting.zero:
+            array = array * 0
+        if is_last and k in setting.infinite:
+            array.flat[0] = np.nan if setting.infinite.index(k) % 2 else np.inf
+        dtype = setting.dtype(k)
         return np.asarray(values.to_array(dtype, [*array.shape], values.to_bytes(array, dtype)))
 
     def of_call(rank: int, call: int) -> list[np.ndarray | None]:
         arrays = drawn.gradients(grade.seed + 1_000_003 * call, rank, list(setting.shapes))
         return [one(rank, call, k, array) for k, array in enumerate(arrays)]
 
-    return [[of_call(rank, call) for call in range(len(setting.without))] for rank in range(ranks)]
+    return [[of_call(rank, call) for call in range(setting.n_calls)] for rank in range(ranks)]
 
 
 def averaged(grade: Grade, calls: str, ranks: int, setting: AveragingSetting) -> tuple[Result, Gradients]:
     """Run the student's function; return the result, and the gradients that the ranks started with."""
     gradients = draw(grade, ranks, setting)
-    inputs = [{"gradients": own, "weight": drawn.weight(rank)} for rank, own in enumerate(gradients)]
+    inputs = [{"gradients": own, "start_value": drawn.start_value(rank)} for rank, own in enumerate(gradients)]
     arguments = {name: getattr(setting, name) for name in ("shapes", "frozen", "tied", "infinite")}
     arguments |= {"dtypes": [setting.dtype(k) for k in range(len(setting.shapes))], "shown": SHOWN}
     hints = HINTS | (ZERO if setting.zero else NOT_FINITE if setting.infinite else {})
@@ -251,7 +260,7 @@ def check_each_call(
 ) -> None:  # fmt: skip
     """Check that every rank holds what it must after every call."""
     payloads = Payloads(result)
-    for call in range(len(setting.without)):
+    for call in range(setting.n_calls):
         again = "in the second call, with different gradients: do not reuse anything from the first call\n"
         dtype = "" if setting.dtypes == PLAIN.dtypes else f"gradients of {', '.join(setting.dtypes)}: "
         mean = f"expected the mean of {len(gradients)} workers' gradients; on rank {{rank}}, "

@@ -84,8 +84,8 @@ def partition(context: Context, lesson: ModuleType, inputs: list[str]) -> object
 
 @in_rank(uses=[IN_RANK], join=False)
 def partitioners(context: Context, lesson: ModuleType, inputs: list[str]) -> object:
-    """Yield, for each of `cases`, a number of examples and the sizes: the partitions for several seeds, and those of
-    two later partitioners, one of them for more data."""
+    """Yield, for each of `cases`, a number of examples and the sizes: the partitions for several seeds, and what comes
+    later: those of an `other` partitioner of more data, of a `second` like the first, and those that the first kept."""
     arguments = context.arguments
     first_seed, *other_seeds = arguments["seeds"]
     for length, sizes in arguments["cases"]:
@@ -260,6 +260,7 @@ def check_sizes(grade: Grade) -> None:
             grade.fail(f"the list of sizes belongs to the caller and was changed: from {before} to {after}; copy it")
         check_counts(grade, length, sizes, lengths_of(parts))
         advice = "do not share state between partitioners"
+        # `second`, `kept` and `other` are explained in `partitioners`; `repeated`: after other random numbers.
         if result["second"] != parts and repeated["partitions"] != [parts]:
             grade.fail(UNSEEDED)
         if result["second"] != parts or result["kept"] != parts:
@@ -285,13 +286,14 @@ def check_counts(grade: Grade, length: int, sizes: list[float], got: list[int]) 
         grade.fail(f"{what}: partition {far} is not its share rounded up or down (each gets at most one of the rest)")
     up = [k for k, gain in enumerate(gains) if gain > ROUNDING]
     down = [k for k, gain in enumerate(gains) if gain < -ROUNDING]
+    fractions = {k: 1 - gains[k] for k in up} | {k: -gains[k] for k in down}  # of an example, lost by rounding down
     for more, less in ((more, less) for more in up for less in down):
-        loses_more = gains[more] - gains[less] > 1 + ROUNDING
+        loses_more = fractions[less] > fractions[more] + ROUNDING
         comes_first = sizes[more] == sizes[less] and less < more
         if (loses_more or comes_first) and got == between_rounded_boundaries(shares):
             grade.fail(f"{what}: round the number of examples of each partition, not the places where partitions begin")
         if loses_more:
-            lost = f"{-gains[less]:.2f} against {1 - gains[more]:.2f} of an example (not of the partition)"
+            lost = f"{fractions[less]:.2f} against {fractions[more]:.2f} of an example (not of the partition)"
             grade.fail(f"{what}: partition {less} loses more by rounding down than partition {more} would, {lost}")
         if comes_first:
             grade.fail(f"{what}: of equal sizes the first ones are rounded up, here {less} before {more}")
@@ -309,10 +311,10 @@ def check_seed(grade: Grade) -> None:
     seeds = [*draw_seeds(grade, 2), 0, 1, 1234]  # 0 is a seed like all others; 1234 is the default
     (result,) = partitions(grade, [(length, sizes)], seeds, 1)
     (repeated,) = partitions(grade, [(length, sizes)], seeds, 2)
-    one, other, *others = result["partitions"]
+    one, other, of_seed_0, *of_seeds_1_and_1234 = result["partitions"]
     if result["partitions"] != repeated["partitions"]:
         grade.fail(UNSEEDED)
-    if one != other and others[0] in others[1:]:
+    if one != other and of_seed_0 in of_seeds_1_and_1234:
         grade.fail("seed 0 gives the partitions of another seed: 0 is a seed, too (`seed or ...` takes it for none)")
     if one == other:
         grade.fail(f"the seeds {seeds} give the same partitions: shuffle the indices with a generator made from seed")

@@ -64,10 +64,10 @@ def report_entries(context: Context) -> None:
 @in_rank(uses=[as_text, report_entries], first="report_entries", preload=["scripts"])
 def average_and_record(context: Context, lesson: ModuleType, inputs: Fields) -> object:
     """Call the student's function on this rank's gradients; yield what it leaves, and `sent`, after each iteration."""
-    arguments, weight, sent = context.arguments, inputs["weight"], context.arguments["sent"]
-    context.scatter()
+    arguments, start_value, sent = context.arguments, inputs["start_value"], context.arguments["sent"]
+    context.shuffle_addresses()
     parameters = [
-        nn.Parameter(torch.full(shape, weight), requires_grad=k not in arguments["frozen"])
+        nn.Parameter(torch.full(shape, start_value), requires_grad=k not in arguments["frozen"])
         for k, shape in enumerate(arguments["shapes"])
     ]
     model = nn.ParameterList([*parameters, parameters[-1]])  # two layers share the last one
@@ -80,7 +80,7 @@ def average_and_record(context: Context, lesson: ModuleType, inputs: Fields) -> 
             lesson.sync_gradients(model, context.world_size, getattr(torch, arguments["dtype"]), sent)
         left: Fields = {f"parameter {k}": copy_of(parameter.grad) for k, parameter in enumerate(parameters)}
         left |= {f"dtype {k}": dtype_of(parameter.grad) for k, parameter in enumerate(parameters)}
-        moved = [k for k, parameter in enumerate(parameters) if not bool((parameter == weight).all())]
+        moved = [k for k, parameter in enumerate(parameters) if not bool((parameter == start_value).all())]
         yield left | {"moved": moved, "changed": changed, "sent": [as_text(entry) for entry in sent]}
 
 
@@ -97,7 +97,7 @@ def synced(
             [[np.asarray(np.round(one * (127 / np.abs(one).max())) / 128, np.float32) for one in call] for call in own]
             for own in gradients
         ]
-    inputs = [{"gradients": own, "weight": drawn.weight(rank)} for rank, own in enumerate(gradients)]
+    inputs = [{"gradients": own, "start_value": drawn.start_value(rank)} for rank, own in enumerate(gradients)]
     result = run(grade, average_and_record, inputs, dtype=dtype, shapes=setting.shapes, frozen=setting.frozen)
     return result, gradients
 

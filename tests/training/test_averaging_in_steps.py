@@ -52,6 +52,7 @@ def check_kept(training: Training) -> None:
     if any(len(kept) != 1 for kept in events):
         message = "--pytest True: expected gradients to be kept once, in the first step"
         raise training.grade.lacking(training.result, message)
+    # Training ends within the first step, so what it used is in the step that is not finished.
     own = [training.gradient(rank, 0, trace.unfinished.examples)[1] for rank, trace in enumerate(training.ranks)]
     got: dict[tuple[int, str], object] = {}
     expected: dict[tuple[int, str], Expected] = {}

@@ -6,20 +6,23 @@ python -m benchmark.prove --engine staff/tests/benchmark/broken_engines.py:doubl
 
 from collections.abc import Callable
 from types import MethodType
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from transformers import GPT2LMHeadModel
 
 from benchmark.engines.ddp import DDP
 from benchmark.engines.engine import Engine, optimizer_class
 from benchmark.engines.fsdp import FSDP
 from benchmark.engines.own import OwnOverlap, OwnRing, OwnZero1, OwnZero2, OwnZero3
 from benchmark.engines.pipeline import Pipeline
+from benchmark.settings import Settings
 from benchmark.training.own_model import blocks
 from common.optim import weight_decay_groups
+from common.workers.process_group import Worker
 
 MATRIX, BIAS, NORM, TIED = "h.1.mlp.c_fc.weight", "h.1.mlp.c_fc.bias", "h.0.ln_1.weight", "wte.weight"
 
@@ -27,17 +30,15 @@ MATRIX, BIAS, NORM, TIED = "h.1.mlp.c_fc.weight", "h.1.mlp.c_fc.bias", "h.0.ln_1
 class Averaging(Engine):
     """A right engine whose parts are easily replaced: it averages each gradient after the last backward of a step."""
 
-    def wrap(self, model: nn.Module) -> nn.Module:
-        return model
-
     def backward(self, loss: Tensor, last: bool) -> Tensor:
         value = super().backward(loss, last)
         if last:
             for name, parameter in self.bare.named_parameters():
-                self.average(name.removeprefix("model.").removeprefix("transformer."), parameter.grad)
+                if parameter.grad is not None:
+                    self.average(name.removeprefix("model.").removeprefix("transformer."), parameter.grad)
         return value
 
-    def average(self, name: str, gradient: Any) -> None:
+    def average(self, name: str, gradient: Tensor) -> None:
         dist.all_reduce(gradient)
         gradient /= self.worker.world_size
 
@@ -45,7 +46,7 @@ class Averaging(Engine):
 class Gathering(Averaging):
     """A right engine that sums nothing on its way: every worker gathers all gradients, and takes their mean."""
 
-    def average(self, name: str, gradient: Any) -> None:
+    def average(self, name: str, gradient: Tensor) -> None:
         everybody = [torch.empty_like(gradient) for _ in range(self.worker.world_size)]
         dist.all_gather(everybody, gradient)
         gradient.copy_(torch.stack(everybody).mean(dim=0))
@@ -69,10 +70,10 @@ def changed(name: str, base: type, says: str, precision: str = "fp32", **methods
     return wrong(says, precision)(type(name, (base,), methods))
 
 
-def scaled(name: str, base: Any, factor: float, says: str, only: str = "", precision: str = "fp32") -> type:
+def scaled(name: str, base: type[Engine], factor: float, says: str, only: str = "", precision: str = "fp32") -> type:
     """An engine that multiplies gradients by a factor before its step: all of them, or those of one parameter."""
 
-    def step(self: Any, rate: float) -> None:
+    def step(self: Engine, rate: float) -> None:
         for full_name, parameter in self.bare.named_parameters():
             if full_name.endswith(only) and parameter.grad is not None:
                 parameter.grad.mul_(factor)
@@ -101,7 +102,7 @@ not_a_number = scaled("not_a_number", OwnOverlap, float("nan"), r"nan \(h\.0\.ln
 def unreduced(name: str, parameter: str, precision: str = "fp32") -> type:
     """An engine that leaves out one parameter's reduction: every worker keeps its own gradient."""
 
-    def average(self: Averaging, which: str, gradient: Any) -> None:
+    def average(self: Averaging, which: str, gradient: Tensor) -> None:
         if which != parameter:
             Averaging.average(self, which, gradient)
 
@@ -115,14 +116,14 @@ tied_unreduced = unreduced("tied_unreduced", TIED)
 norm_unreduced_bf16 = unreduced("norm_unreduced_bf16", NORM, "bf16")
 
 
-def averaging(name: str, says: str, average: Callable[[Any, str, Tensor], object]) -> type:
+def averaging(name: str, says: str, average: Callable[[Averaging, str, Tensor], object]) -> type:
     return changed(name, Averaging, says, average=average)
 
 
 def reduced_in(name: str, dtype: torch.dtype, says: str) -> type:
     """An engine that sends gradients in another dtype."""
 
-    def average(self: Any, which: str, gradient: Tensor) -> None:
+    def average(self: Averaging, which: str, gradient: Tensor) -> None:
         sent = gradient.to(dtype)
         dist.all_reduce(sent)
         gradient.copy_(sent / self.worker.world_size)
@@ -142,10 +143,10 @@ reduced_in_bf16 = reduced_in(
 reduced_in_fp64 = reduced_in("reduced_in_fp64", torch.float64, "all_reduce sends float64, expected float32")
 
 
-def of_loss(name: str, base: Any, says: str, change: Callable[[Tensor, int], Tensor]) -> type:
+def of_loss(name: str, base: type[Engine], says: str, change: Callable[[Tensor, int], Tensor]) -> type:
     """An engine whose backward gets another loss; the function knows the accumulation."""
 
-    def backward(self: Any, loss: Tensor, last: bool) -> Tensor:
+    def backward(self: Engine, loss: Tensor, last: bool) -> Tensor:
         return base.backward(self, change(loss, self.settings.accumulation), last)
 
     return changed(name, base, says, backward=backward)
@@ -169,7 +170,7 @@ class stale(Averaging):
 
     before: dict[str, Tensor] = {}  # noqa: RUF012
 
-    def average(self, name: str, gradient: Any) -> None:
+    def average(self, name: str, gradient: Tensor) -> None:
         super().average(name, gradient)
         new = gradient.clone()
         gradient.copy_(self.before.get(name, new))
@@ -179,7 +180,7 @@ class stale(Averaging):
 @wrong("step 2")
 class not_zeroed(DDP):
     def step(self, rate: float) -> None:
-        self.optimizer.zero_grad = lambda: None
+        self.optimizer.zero_grad = lambda *_: None  # type: ignore
         super().step(rate)
 
 
@@ -191,7 +192,8 @@ class doubled_once(DDP):
         value = super().backward(loss, last)
         if last and self.steps == 1:
             for parameter in self.bare.parameters():
-                parameter.grad *= 2  # type: ignore[operator, assignment]
+                assert parameter.grad is not None
+                parameter.grad *= 2
         self.steps += last
         return value
 
@@ -206,7 +208,7 @@ class same_data(DDP):
 
 @wrong("error|loss")
 class dropout_stays(DDP):
-    def wrap(self, model: nn.Module) -> Any:
+    def wrap(self, model: nn.Module) -> DistributedDataParallel:
         for module in model.modules():
             if isinstance(module, nn.Dropout):
                 module.p = 0.1
@@ -217,9 +219,10 @@ class dropout_stays(DDP):
 class head_untied(Averaging):
     """The tied matrix gets the embedding's gradient alone."""
 
-    def wrap(self, model: Any) -> nn.Module:
+    def wrap(self, model: nn.Module) -> nn.Module:
         bare = getattr(model, "model", model)
         weight = bare.lm_head.weight
+        assert isinstance(weight, Tensor)
         bare.lm_head.forward = lambda hidden: nn.functional.linear(hidden, weight.detach())
         return model
 
@@ -230,7 +233,7 @@ class second_use_lost(Averaging):
 
     uses = 0
 
-    def wrap(self, model: Any) -> nn.Module:
+    def wrap(self, model: nn.Module) -> nn.Module:
         (block, *_) = blocks(model)
         model.register_forward_pre_hook(lambda module, inputs: setattr(self, "uses", 0))
         block.register_forward_pre_hook(self.begin)
@@ -244,7 +247,7 @@ class second_use_lost(Averaging):
 
 @wrong("other weights at the start")
 class other_start(DDP):
-    def wrap(self, model: Any) -> Any:
+    def wrap(self, model: nn.Module) -> DistributedDataParallel:
         nn.init.normal_(blocks(model)[1].mlp.c_fc.weight, std=0.02)
         return super().wrap(model)
 
@@ -271,38 +274,37 @@ class forgotten_gather(OwnZero1):
         values.chunk(self.worker.world_size)[self.worker.rank].copy_(own)
 
 
-def clipping(
-    name: str, clip: Callable[[Any, float], Any], says: str = "clipping|norm|x ", base: type = Averaging
-) -> type:
+def clipping(name: str, clip: Callable[..., Tensor], says: str = "clipping|norm|x ", base: type = Averaging) -> type:
     return changed(name, base, says, clip=clip)
 
 
-def total_norm(self: Any) -> Tensor:
-    return nn.utils.get_total_norm([p.grad for p in self.bare.parameters()])
+def total_norm(self: Engine) -> Tensor:
+    return nn.utils.get_total_norm([p.grad for p in self.bare.parameters() if p.grad is not None])
 
 
-def clip_sum(self: Any, norm: float) -> Tensor:
-    total = torch.stack([p.grad.norm() for p in self.bare.parameters()]).sum()
+def clip_sum(self: Engine, norm: float) -> Tensor:
+    total = torch.stack([p.grad.norm() for p in self.bare.parameters() if p.grad is not None]).sum()
     nn.utils.clip_grads_with_norm_(self.bare.parameters(), norm, total)
     return total_norm(self) * total / norm
 
 
-def clip_each(self: Any, norm: float) -> Tensor:
+def clip_each(self: Engine, norm: float) -> Tensor:
     total = total_norm(self)
     for parameter in self.bare.parameters():
         nn.utils.clip_grad_norm_(parameter, norm)
     return total
 
 
-def clip_local(self: Any, norm: float) -> Tensor:
+def clip_local(self: OwnZero2, norm: float) -> Tensor:
     shards = [bucket.shard.gradient for bucket in self.sharded.buckets]
     total = nn.utils.get_total_norm(shards)
     for gradient in shards:
+        assert gradient is not None
         gradient *= (norm / total).clamp(max=1.0)
     return total
 
 
-def clip_values(self: Any, norm: float) -> Tensor:
+def clip_values(self: Engine, norm: float) -> Tensor:
     total = total_norm(self)
     nn.utils.clip_grad_value_(self.bare.parameters(), norm)
     return total
@@ -320,10 +322,10 @@ wrong_norm = clipping("wrong_norm", lambda self, norm: Engine.clip(self, norm) *
 no_norm_number = clipping("no_norm_number", lambda self, norm: Engine.clip(self, norm) * float("nan"), "norm x nan")
 
 
-def adam(name: str, change: Callable[[Any], None]) -> type:
+def adam(name: str, change: Callable[[dict], None]) -> type:
     """An engine whose optimizer has other constants, where it is AdamW."""
 
-    def make_optimizer(self: Any) -> Any:
+    def make_optimizer(self: Engine) -> torch.optim.Optimizer:
         optimizer = Engine.make_optimizer(self)
         if isinstance(optimizer, torch.optim.AdamW):
             for group in optimizer.param_groups:
@@ -363,7 +365,7 @@ class adam_rate_of_one_group(DDP):
 class adam_with_l2(DDP):
     """Adam with a penalty in the gradient, which is no decoupled decay."""
 
-    def make_optimizer(self) -> Any:
+    def make_optimizer(self) -> torch.optim.Optimizer:
         groups = weight_decay_groups(self.model, self.settings.weight_decay)
         if self.settings.optimizer == "sgd":
             return optimizer_class(self.settings)(groups)
@@ -374,7 +376,7 @@ class adam_with_l2(DDP):
 class fsdp_reduce_dtype(FSDP):
     """FSDP that ignores reduce_dtype."""
 
-    def wrap(self, model: nn.Module) -> Any:
+    def wrap(self, model: nn.Module) -> nn.Module:
         for module in [*blocks(model), model]:
             fully_shard(module, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
         return model
@@ -382,7 +384,7 @@ class fsdp_reduce_dtype(FSDP):
 
 @wrong("sends bfloat16, expected float32", "bf16")
 class ddp_compressed(DDP):
-    def wrap(self, model: nn.Module) -> Any:
+    def wrap(self, model: nn.Module) -> DistributedDataParallel:
         wrapped = super().wrap(model)
         wrapped.register_comm_hook(None, compressed)
         return wrapped
@@ -403,10 +405,18 @@ class pipeline_unscaled(Pipeline):
         return super().backward(loss, last=False)
 
 
+@wrong(rf"x 0\.\d+ {ALL}|error")
+class pipeline_scaled_each_time(Pipeline):
+    """Gradients are divided after every micro-batch, so the first ones are divided more than once."""
+
+    def backward(self, loss: Tensor, last: bool) -> Tensor:
+        return super().backward(loss, last=True)
+
+
 @wrong(r"\(wte\.weight")
 class pipeline_shared_not_added(Pipeline):
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, settings: Settings, worker: Worker, model: GPT2LMHeadModel) -> None:
+        super().__init__(settings, worker, model)
         self.processes._add_shared_gradients = MethodType(lambda self, other: None, self.processes)  # type: ignore
 
 
@@ -417,7 +427,9 @@ class zero3_block_summed(OwnZero3):
     def backward(self, loss: Tensor, last: bool) -> Tensor:
         value = super().backward(loss, last)
         if last:
-            self.sharded.blocks[2].shard.gradient *= 2
+            gradient = self.sharded.blocks[2].shard.gradient
+            assert gradient is not None
+            gradient *= 2
         return value
 
 
@@ -430,15 +442,15 @@ class crashing(DDP):
 class hanging(Averaging):  # not in WRONG: it takes a launch of its own
     """A worker that leaves out a collective: the others wait for it."""
 
-    def average(self, name: str, gradient: Any) -> None:
+    def average(self, name: str, gradient: Tensor) -> None:
         if name != MATRIX or self.worker.is_first:
             super().average(name, gradient)
 
 
-def zero2_doubled(*arguments: Any) -> Engine:
+def zero2_doubled(settings: Settings, worker: Worker, model: nn.Module) -> Engine:
     from benchmark.engines.deepspeed import DeepSpeed
 
-    engine = DeepSpeed(2, False, *arguments)
+    engine = DeepSpeed(2, False, settings, worker, model)
     backward = engine.backward
     engine.backward = lambda loss, last: backward(loss * 2, last) / 2  # type: ignore[method-assign]
     return engine

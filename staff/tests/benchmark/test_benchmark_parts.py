@@ -2,7 +2,10 @@
 
 import importlib
 import json
+import os
 import re
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -16,17 +19,18 @@ from benchmark.measure.architecture import describe
 from benchmark.measure.intervals import interval, mean_interval, ratio
 from benchmark.measure.mfu import utilisation
 from benchmark.measure.payload import sent
-from benchmark.measure.profile import communication
+from benchmark.measure.profile import communication, communication_of
 from benchmark.measure.turns import take_rounds_alone
 from benchmark.strategies import STRATEGIES
-from benchmark.training.loop import Plan, rate_at
+from benchmark.training.loop import StepPlan, rate_at
 from benchmark.training.translation import load_pairs, read_pairs, sample_pairs
 from benchmark.training.workload import load_workload
 from common.errors import InputError
 from common.models.load import load_tokenizer
+from common.paths import ROOT
 
 pytest.importorskip("tensorboard")
-SINGLE = ["--strategy", "single", "--no_cuda"]
+SINGLE = ["--strategies", "single", "--no_cuda"]
 
 
 @pytest.fixture(autouse=True)
@@ -43,25 +47,26 @@ def own_folder(tmp_path, monkeypatch):
     ("words", "named"),
     [
         ("--batch_size 0", ["--batch_size", "0"]),
-        ("--strategy zero7", ["--strategy", "single, dp, ddp", "zero7"]),
+        ("--strategies zero7", ["--strategies", "single, dp, ddp", "zero7"]),
         ("--model bert", ["--model", "gpt2", "bert"]),
         ("--model gpt2-2x100", ["--model", "divisible by 64"]),
-        ("--strategy single --workers 2", ["single", "one worker", "2"]),
+        ("--strategies single --workers 2", ["single", "one worker", "2"]),
         ("--workers 2 --world_size 4", ["--workers 2", "4"]),
         ("--precision fp16 --no_cuda", ["fp16", "GPU"]),
-        ("--strategy dp --no_cuda", ["dp", "GPU"]),
-        ("--strategy pipeline --model t5-tiny", ["pipeline", "GPT-2", "t5-tiny"]),
-        ("--strategy tensor --precision bf16", ["tensor", "fp32", "bf16"]),
-        ("--strategy tensor --workers 3", ["tensor", "4 attention heads", "3"]),
-        ("--strategy own_grid --workers 4 --grid data=3", ["--grid", "3 workers", "4"]),
+        ("--strategies dp --no_cuda", ["dp", "GPU"]),
+        ("--strategies pipeline --model t5-tiny", ["pipeline", "GPT-2", "t5-tiny"]),
+        ("--strategies tensor --precision bf16", ["tensor", "fp32", "bf16"]),
+        ("--strategies tensor --workers 3", ["tensor", "4 attention heads", "3"]),
+        ("--strategies own_grid --workers 4 --grid data=3", ["--grid", "3 workers", "4"]),
         ("--framework ddp --zero_stage 2", ["--zero_stage", "deepspeed"]),
         ("--framework deepspeed --offload", ["--offload", "--zero_stage"]),
-        ("--framework ddp --strategy fsdp", ["--strategy", "--framework"]),
+        ("--framework ddp --strategies fsdp", ["--strategies", "--framework"]),
         ("--data_dir nowhere", ["--data_dir", "nowhere"]),
-        ("--strategy own_overlap --bucket_mb 0", ["--bucket_mb", "0"]),
-        ("--strategy ddp --bucket_mb 4", ["--bucket_mb", "own_overlap", "ddp"]),
+        ("--strategies own_overlap --bucket_mb 0", ["--bucket_mb", "0"]),
+        ("--strategies ddp --bucket_mb 4", ["--bucket_mb", "own_overlap", "ddp"]),
         ("--warmup_steps 20 --max_steps 20", ["--warmup_steps", "20"]),
         ("--bleu", ["--bleu", "T5", "gpt2-tiny"]),
+        ("--recompute --strategies tensor", ["tensor", "--recompute"]),
     ],
 )
 def test_what_cannot_be_run_is_refused_with_the_flag_and_its_value(words, named):
@@ -86,13 +91,13 @@ def test_a_deepspeed_file_that_contradicts_the_command_line_is_refused(tmp_path)
     file.write_text(json.dumps({"train_batch_size": 64, "zero_optimization": {"stage": 2}}))
 
     with pytest.raises(InputError, match=r"train_batch_size is 64 .* 8 "):
-        parse(["--strategy", "zero2", "--workers", "2", "--deepspeed_config", str(file)])
+        parse(["--strategies", "zero2", "--workers", "2", "--deepspeed_config", str(file)])
 
 
 @pytest.mark.parametrize("strategy", [name for name, row in STRATEGIES.items() if row.zero])
 def test_what_must_be_equal_is_equal_in_every_deepspeed_configuration(strategy):
     pytest.importorskip("deepspeed")
-    settings, _ = parse(["--strategy", strategy, "--max_grad_norm", "0", "--learning_rate", "3e-4"])
+    settings, _ = parse(["--strategies", strategy, "--max_grad_norm", "0", "--learning_rate", "3e-4"])
 
     config = deepspeed_config(settings, strategy, on_gpu=False)
 
@@ -162,9 +167,51 @@ def test_communication_behind_arithmetic_is_not_exposed():
     assert communication(events, steps=2) == pytest.approx((0.025, 0.015))  # ms of a step
 
 
+def test_of_strategies_that_take_turns_each_has_the_communication_of_its_own_steps():
+    events = [
+        event("phase:ddp", 0, 100, "user_annotation"),
+        event("gloo:all_reduce", 10, 50),
+        event("aten::mm", 30, 10),
+        event("phase:ddp", 100, 100, "user_annotation"),
+        event("gloo:all_reduce", 110, 30),
+        event("phase:fsdp", 200, 100, "user_annotation"),
+        event("gloo:all_gather", 210, 90),
+        event("phase:single", 300, 100, "user_annotation"),
+        event("aten::mm", 310, 10),
+    ]
+
+    figures = {name: communication_of(events, name) for name in ("ddp", "fsdp", "single")}
+
+    # In a step of two: (50 + 30) / 2 us, and 10 of them behind a product.
+    assert figures == {"ddp": pytest.approx((0.04, 0.035)), "fsdp": pytest.approx((0.09, 0.09)), "single": (0, 0)}
+
+
+FEW = """
+import json, torch, torch.distributed as dist
+from benchmark.measure.payload import Payload
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+for calls in (3, 1, 4, 5):
+    payload = Payload()
+    for _ in range(calls):
+        dist.all_reduce(torch.ones(3))
+    seen = payload.collectives()
+    print(json.dumps(seen and len(seen)))
+"""
+
+
+@pytest.mark.medium
+def test_a_step_of_which_the_recorder_has_forgotten_a_collective_is_not_counted():
+    """It keeps four: a step of four is counted, of a step of five the first is gone."""
+    environment = os.environ | {"TORCH_FR_BUFFER_SIZE": "4", "PYTHONPATH": str(ROOT)}
+
+    done = subprocess.run([sys.executable, "-c", FEW], env=environment, capture_output=True, text=True, timeout=300)
+
+    assert done.stdout.split() == ["3", "1", "4", "null"], done.stderr[-2000:]
+
+
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 20])
 def test_every_step_is_dropped_or_timed_or_traced(count):
-    steps = Plan(0, count, dropped=2)
+    steps = StepPlan(0, count, dropped=2)
 
     assert steps.dropped + steps.timed + steps.traced == count
     assert steps.timed >= 1

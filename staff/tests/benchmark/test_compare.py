@@ -1,4 +1,4 @@
-"""benchmark.compare: a table of real rounds with a strategy that is wrong, and two results side by side."""
+"""benchmark.compare: a table of real rounds with a strategy that is wrong."""
 
 import csv
 import json
@@ -11,9 +11,7 @@ import pytest
 from benchmark.arguments import parse
 from benchmark.compare import add_flags
 from benchmark.measure.comparison import evaluate, notes_of, read_rounds
-from benchmark.measure.two_results import compare_results
 from benchmark.strategies import Label
-from common.errors import InputError
 from common.paths import ROOT
 from staff.tests.workers import group
 
@@ -36,6 +34,7 @@ def compared(tmp_path_factory):
     folder = tmp_path_factory.mktemp("compare")
     (folder / "model.py").write_text(BROKEN_RING)
     words = ["--model", f"{folder / 'model.py'}:build", "--strategies", "fsdp,own_ring", "--max_steps", 10]
+    words += ["--latex", "--engine", f"{ROOT}/staff/tests/benchmark/broken_engines.py:Averaging,doubled"]
     codes = group(ROOT / "benchmark" / "compare.py", 2, folder, *words)
     return folder / "run", codes, (folder / "log0.txt").read_text()
 
@@ -71,9 +70,10 @@ def test_a_wrong_strategy_is_named_and_not_timed_and_the_exit_code_is_1(compared
     assert codes == [1, 0], printed
     assert "own_ring" in json.loads((folder / "comparison.json").read_text())["wrong"]
     assert rows["own_ring"]["gradient"].startswith("error") and "step_ms" not in rows["own_ring"]
+    assert rows["doubled"]["gradient"] == "x 2.0000 (every parameter)" and "step_ms" not in rows["doubled"]
     assert "wrong: own_ring" in printed.splitlines()[-1]
-    others = {name: row["gradient"] for name, row in rows.items() if name != "own_ring"}
-    assert others == dict.fromkeys(["single", "ddp", "fsdp", "ddp again"], "ok")
+    others = {name: row["gradient"] for name, row in rows.items() if name not in ("own_ring", "doubled")}
+    assert others == dict.fromkeys(["single", "ddp", "fsdp", "Averaging", "ddp again"], "ok")
 
 
 def test_figures_are_those_of_the_rounds_after_the_warm_up(compared, rounds):
@@ -99,6 +99,10 @@ def test_figures_are_those_of_the_rounds_after_the_warm_up(compared, rounds):
             name: row["step_ms"] for name, row in rows.items() if "step_ms" in row
         }
     assert (folder / "comparison.png").stat().st_size > 5000
+    assert (folder / "comparison.pdf").read_bytes().startswith(b"%PDF")
+    latex = (folder / "comparison.tex").read_text()
+    assert "2 workers, 4 examples each" in latex and "fp32" in latex
+    assert latex.count(r" \\") == 1 + len(rows)  # a line for the headings
     assert "4 examples each, 4 blocks" in printed
 
 
@@ -132,36 +136,3 @@ def test_few_rounds_and_a_busy_machine_are_noted(rounds, settings):
     assert "8 rounds are few" in notes(many, 11)[0]
     many, slower = 3 * many, 3 * slower
     assert "busy" in "".join(notes(slower, 27))
-
-
-def changed(folder, path, times=None, **settings):
-    """A copy of a result whose steps of some strategies take other times, and that has other settings."""
-    result = json.loads((folder / "comparison.json").read_text())
-    for name, change in (times or {}).items():
-        result["steps_ms"][name] = [change(i, step) for i, step in enumerate([10.0, 10.1, 10.2] * 5)]
-    result["settings"] |= settings
-    path.write_text(json.dumps(result))
-    return path
-
-
-def test_what_is_faster_slower_and_undecided_in_a_second_result_is_said(compared, tmp_path):
-    same = {name: lambda i, step: step for name in ("ddp", "fsdp", "single")}
-    other = {
-        "ddp": lambda i, step: 0.8 * step, "fsdp": lambda i, step: 2 * step, "single": lambda i, step: step + (-1) ** i
-    }  # fmt: skip
-    left, right = changed(compared[0], tmp_path / "a.json", same), changed(compared[0], tmp_path / "b.json", other)
-
-    rows = {row["strategy"]: row for row in json.loads(compare_results(left, right).splitlines()[-1])["rows"]}
-
-    assert "faster" in rows["ddp"]["verdict"] and rows["ddp"]["ratio"] == pytest.approx(0.8)
-    assert "slower" in rows["fsdp"]["verdict"]
-    assert "no difference" in rows["single"]["verdict"]
-
-
-def test_results_of_other_settings_and_other_files_are_refused(compared, tmp_path):
-    left, right = changed(compared[0], tmp_path / "a.json"), changed(compared[0], tmp_path / "b.json", batch_size=8)
-
-    with pytest.raises(InputError, match="batch_size 4 and 8"):
-        compare_results(left, right)
-    with pytest.raises(InputError, match=r"rounds\.json"):
-        compare_results(left, compared[0] / "rounds.json")

@@ -150,5 +150,5 @@ def test_what_needs_gpt2_says_so(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match="cuts GPT-2 into parts"):
         parse(["--strategy", "pipeline", "--model", EXAMPLE])
-    with pytest.raises(InputError, match="expected a GPT-2 or a T5"):
+    with pytest.raises(InputError, match="expected a GPT-2, a Llama or a T5"):
         model_config(EXAMPLE)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmark import sweep
-from benchmark.measure.record import Cell, Failure, Launch
+from benchmark.measure.record import FailedRun, SweepCell, SweepLaunch
 from benchmark.strategies import Label
 from benchmark.sweep import keep, parse, plan
 from benchmark.tables import write_tables
@@ -91,10 +91,16 @@ def test_a_row_has_a_run_s_figures_and_its_speed_over_those_of_one_worker(folder
     _, _, head, _, one, two, *_ = (folder / "scaling.md").read_text().splitlines()
     assert head.split(" | ")[1:] == ["ddp", "single |"]
     assert (one.split(" | ")[1:], two.split(" | ")[1]) == (
-        [f"{speeds[1] / speeds[0]:.4f}", "1.0000 |"], f"{speeds[2] / speeds[0]:.4f}"
+        [f"{speeds[1] / speeds[0]:.4g}", "1 |"], f"{speeds[2] / speeds[0]:.4g}"
     )  # fmt: skip
     for figure in ("throughput", "scaling", "total_time", "communication_time", "memory"):
         assert (folder / f"{figure}_gpt2-tiny.png").stat().st_size > 5000
+        assert (folder / f"{figure}_gpt2-tiny.pdf").read_bytes().startswith(b"%PDF")
+    assert not (folder / "scaling.tex").exists()
+    write_tables(folder, with_latex=True)
+    _, _, caption, _, _, heads, _, one, *_ = (folder / "scaling.tex").read_text().splitlines()
+    assert "gpt2-tiny, 4 examples in a step, 16 tokens, fp32" in caption and "cores" in caption
+    assert (heads, one) == (r"workers & ddp & single \\", rf"1 & {speeds[1] / speeds[0]:.4g} & 1 \\")
 
 
 @pytest.mark.medium
@@ -109,18 +115,19 @@ def test_training_is_the_same_on_one_and_two_workers(folder):
 @pytest.mark.medium
 def test_latency_and_memory_have_the_layout_of_the_profiling_project(folder):
     def launch(name: str, label: Label, batch: int) -> Path:
-        keep(folder / name / "cell.json", Launch(Cell(label, "t5-tiny", batch, 2), "ok", {}))
+        keep(folder / name / "cell.json", SweepLaunch(SweepCell(label, "t5-tiny", batch, 2), "ok", {}))
         return folder / name
 
     shutil.copytree(folder / "deeper/still/ddp2", folder / "x")
     launch("x", Label("zero2"), 1)
-    keep(launch("y", Label("zero2"), 4) / "failure.json", Failure("OOM", "out of memory"))
-    keep(launch("z", Label("zero2_offload"), 1) / "failure.json", Failure("error", "no operator"))
+    keep(launch("y", Label("zero2"), 4) / "failure.json", FailedRun("OOM", "out of memory"))
+    keep(launch("z", Label("zero2_offload"), 1) / "failure.json", FailedRun("error", "no operator"))
 
     result = write_tables(folder)
 
     ddp2 = record(folder, "deeper/still/ddp2")
     latency = f"{statistics.median(ddp2['steps_ms']):.2f}"
+    assert len(ddp2["steps_ms"]) < 6  # so no median has an interval
     blocks = (folder / "latency.csv").read_text().splitlines()
     assert blocks == [
         "ddp,1,2,4", f"gpt2-tiny,,{latency},",
@@ -138,17 +145,27 @@ def test_latency_and_memory_have_the_layout_of_the_profiling_project(folder):
 @pytest.mark.medium
 def test_of_several_launches_the_row_has_the_median_and_the_interval_of_the_mean(folder):
     steps = record(folder, "single")["steps_ms"]
+    workers = record(folder, "single")["workers"]
     for repeat, factor in enumerate((1, 2, 4)):
         shutil.copytree(folder / "single", folder / f"r{repeat}")
-        keep(folder / f"r{repeat}/cell.json", Launch(Cell(SINGLE, "gpt2", 4, 1, repeat), "ok", {}))
-        record(folder, f"r{repeat}", steps_ms=[factor * step for step in steps])
+        keep(folder / f"r{repeat}/cell.json", SweepLaunch(SweepCell(SINGLE, "gpt2", 4, 1, repeat), "ok", {}))
+        needed = [one | {"memory": one["memory"] | {"peak": 1e6 * factor}} for one in workers]
+        record(folder, f"r{repeat}", steps_ms=[factor * step for step in steps], workers=needed)
 
     (row,) = (row for row in write_tables(folder)["rows"] if row["model"] == "gpt2")
 
     speed = 4 * len(steps) / sum(steps) * 1e3
     assert row["examples_per_second"] == pytest.approx(speed / 2)
-    assert row["launches_mean"] == pytest.approx(speed * (1 + 1 / 2 + 1 / 4) / 3)
-    assert row["launches_low"] < row["launches_mean"] < row["launches_high"]
+    low, high = row["examples_per_second_low"], row["examples_per_second_high"]
+    assert (low + high) / 2 == pytest.approx(speed * (1 + 1 / 2 + 1 / 4) / 3) and low < high
+    # Of 1, 2 and 4, the mean is 7 / 3, its error 0.8819, and Student's t of 2 degrees of freedom 4.303.
+    assert (row["peak_mb"], row["peak_mb_low"], row["peak_mb_high"]) == pytest.approx((2, -1.461, 6.128), abs=0.01)
+    for name, head in (("latency", "single,4,4_low,4_high"), ("mem", "single,4,4_low,4_high")):
+        lines = list(csv.reader((folder / f"{name}_1.csv").read_text().splitlines()))
+        assert ",".join(lines[-3]) == head or ",".join(lines[-2]) == head
+        of_gpt2 = next(line for line in lines if line[0] == "gpt2")
+        column = {"latency": "step_ms", "mem": "peak_mb"}[name]
+        assert of_gpt2[1:] == [f"{row[column + end]:.2f}" for end in ("", "_low", "_high")]
 
 
 @pytest.mark.medium
@@ -170,9 +187,12 @@ def test_what_cannot_be_true_or_believed_is_flagged(folder, change, says):
     if not says:  # a speed-up above 2 can also be that of this machine
         record(folder, "deeper/still/ddp2", steps_ms=record(folder, "deeper/ddp1")["steps_ms"])
 
-    flagged = write_tables(folder)["flagged"]
+    result = write_tables(folder)
 
-    assert says in "".join(flagged) if says else not flagged
+    assert says in "".join(result["flagged"]) if says else not result["flagged"]
+    with (folder / "scaling.csv").open() as file:
+        in_file = [row.get("flagged") or "" for row in csv.DictReader(file)]
+    assert any(says in text for text in in_file) if says else not any(in_file)
 
 
 # --- sweep ---
@@ -264,7 +284,7 @@ def test_a_sweep_over_several_numbers_of_workers_divides_proves_and_names_a_wron
     assert {run["outcome"] for run in result["failures"]} == {"wrong"}
     losses = [row["train_loss"] for row in result["rows"]]
     assert losses == pytest.approx([losses[0]] * len(losses), abs=1e-5)
-    assert all(row["launches_mean"] for row in result["rows"])
+    assert {row["launches"] for row in result["rows"]} == {2}
 
 
 @pytest.mark.proof

@@ -17,10 +17,21 @@ def call(context, lesson, _inputs):
     return getattr(lesson, context.arguments["entry"])(context)
 
 
-def run_entry(tree, file, world_size, entry="go", inputs=None, measures=False, deadline=20.0, **arguments):
+def run_entry(
+    tree,
+    file,
+    world_size,
+    entry="go",
+    inputs=None,
+    measures=False,
+    deadline=20.0,
+    storages=({},),
+    full=None,
+    **arguments,
+):
     """Run `entry(context)` of a file on these ranks."""
     inputs, arguments = inputs or [None] * world_size, {"entry": entry} | arguments
-    request = Request(inputs, file, call, arguments, deadline, measures=measures)
+    request = Request(inputs, file, call, arguments, deadline, measures=measures, storages=storages, full=full)
     return ranks.run(request, tree=tree)
 
 

@@ -267,7 +267,7 @@ def test_a_region_gives_its_share_rounded_down_and_all_points_for_all_tests_only
         entries = [
             Entry(id, "p", "p.2", "passed" if ok else "wrong", 0, 0, "") for id, ok in zip(tests, passed, strict=True)
         ]
-        weights.share_out(table, entries)
+        weights.set_points(table, entries)
         weight = sum(weight for weight, ok in zip(tests.values(), passed, strict=True) if ok)
         assert sum(entry.max_points for entry in entries) == points
         assert sum(entry.points for entry in entries) == points * weight // sum(tests.values())

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from common.paths import ROOT
-from grader.ranks.peer import MAX_OUTPUT
+from grader.ranks.rank_process import MAX_OUTPUT
 from staff.tests.cluster.started_processes import wait_for
 from staff.tests.grader.inline_student import HEAD
 
@@ -153,7 +153,7 @@ def test_ranks_differ_where_separate_processes_differ(play):
 
         def go(context):
             filled.clear()
-            context.scatter()
+            context.shuffle_addresses()
             parameters = [torch.nn.Parameter(torch.ones(1)) for _ in range(16)]
             order = [next(i for i, p in enumerate(parameters) if p is q) for q in set(parameters)]
             return [random.random(), numpy.random.rand(), order], torch.rand(1).item()

@@ -30,16 +30,16 @@ class Output:
         return self.kept.decode(errors="replace")
 
 
-class Peer:
-    """One rank: the connection to it, its output, and what is known of its end."""
+class RankProcess:
+    """A rank's process as the grader sees it: the connection to it, its output, and what is known of its end."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
-        self.line, self.rank_line = socket.socketpair()
-        self.line.setblocking(False)
+        self.connection, self.rank_end = socket.socketpair()
+        self.connection.setblocking(False)
         pipes = [os.pipe() for _ in range(PER_RANK - 1)]
         self.stdout, self.stderr, self.stack = (Output(read) for read, _ in pipes)
-        self.rank_fds = [self.rank_line.fileno(), *(write for _, write in pipes)]
+        self.rank_fds = [self.rank_end.fileno(), *(write for _, write in pipes)]
         self.frames = values.Frames()
         self.outgoing = bytearray()
         self.listening = True
@@ -55,7 +55,7 @@ class Peer:
 
     def give_away(self) -> None:
         """Close the rank's ends of all pipes: they now belong to the zygote."""
-        self.rank_line.close()
+        self.rank_end.close()
         for fd in self.rank_fds[1:]:
             os.close(fd)
         self.rank_fds = []
@@ -63,6 +63,6 @@ class Peer:
     def close(self) -> None:
         if self.rank_fds:
             self.give_away()
-        self.line.close()
+        self.connection.close()
         for output in self.outputs:
             os.close(output.fd)

@@ -1,4 +1,4 @@
-"""Finds functions of the grader by name."""
+"""The grader's own checkout: its root, the functions in it by name, and the paths in it that a traceback shows."""
 
 import importlib
 import sys
