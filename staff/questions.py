@@ -7,6 +7,8 @@
 The same hand-in, count and seed give the same questions. What a student answered to `submit.py questions` comes below.
 """
 
+import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
+
 import argparse
 from pathlib import Path
 

@@ -7,6 +7,8 @@ A sheet has each answer with what a full one contains, and the figures that it m
 records. Empty answers have 0 points in the table. Leave a cell empty until you have read the answer.
 """
 
+import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
+
 import argparse
 import json
 import shutil

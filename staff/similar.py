@@ -9,6 +9,8 @@ variants that we know are part of the comparison, under the name "our solutions"
 and to ask, never a verdict: staff/integrity.md says what it can and cannot show.
 """
 
+import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
+
 import argparse
 import ast
 import difflib

@@ -66,6 +66,7 @@ def bert_pieces() -> list[str]:
     return list(dict.fromkeys([*SPECIAL, *CHARACTERS, *sample_words, *words, *pieces, *inside]))
 
 
+KINDS = ("bert", "gpt2", "t5")  # of which there is a tiny model
 VERSION = 3  # part of the folder's name: increase it with every change to a model or a tokenizer
 GPT2_TOKENS = 2000
 END_OF_TEXT = "<|endoftext|>"

@@ -36,12 +36,12 @@ def _imports(root: Path, file: str) -> Iterator[str]:
 
 
 def _modules(body: Iterable[ast.stmt]) -> Iterator[str]:
-    """The modules that these statements may import, those for type checkers included."""
+    """The modules that these statements may import when they run."""
     for node in body:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             yield node.module
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.If):
+        elif isinstance(node, ast.If) and ast.unparse(node.test) != "TYPE_CHECKING":
             yield from _modules(node.body)

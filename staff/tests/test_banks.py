@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 
+from common.paths import ROOT
 from grader.tampering import look_at
 from staff.grade.submissions import write_files
 from staff.proofs.bank import changed_files, load_bank
@@ -20,7 +21,7 @@ def test_every_entry_fits_the_solved_tree_and_differs_from_it_and_no_variant_is_
     for entry in (entry for entry in BANK if (entry.kind, entry.bank) == bank):
         write_files({entry.file: changed_files(entry)[entry.file]}, tmp_path)
 
-        assert entry.is_mistake or look_at(tmp_path, [entry.file]) == [], entry
+        assert entry.is_mistake or look_at(tmp_path, [entry.file], ROOT) == [], entry
 
 
 def test_every_mistake_names_words_and_no_two_entries_make_the_same_change():

@@ -12,7 +12,7 @@ from common.paths import ROOT
 # Written by a run or by the reader, of another project, or any name in its place.
 OTHERS = {
     "FILE.py", "FILE.toml", "file.py", "lesson.py", "my_engine.py", "path/to/file.py", "later/script.py", "task/run.py",
-    "report.md", "report/report.md", "scaling.md", "examples/run_glue.py",
+    "mine.py", "sheets/NAME.md", "report.md", "report/report.md", "scaling.md", "examples/run_glue.py",
 }  # fmt: skip
 FILE = re.compile(r"(?<![\w/.<*-])(?:[\w.-]+/)*[\w-]+\.(?:py|md|toml|sbatch|sh)\b(?!\.\w)")
 

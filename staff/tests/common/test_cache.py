@@ -24,7 +24,8 @@ from common.data.glue import load_glue
 from common.data.oscar import read_blocks
 from common.data.sample_data import oscar_sample_file
 from common.errors import InputError
-from common.models.load import KINDS, load_tokenizer, model_path
+from common.models.load import load_tokenizer, model_path
+from common.models.tiny import KINDS
 from common.paths import ROOT
 from staff.tests.gpu.fake_group import joined
 

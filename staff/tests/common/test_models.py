@@ -29,7 +29,8 @@ from common.arguments import parse_glue_arguments
 from common.data import sample_data
 from common.errors import InputError
 from common.models.fit import fit_model
-from common.models.load import KINDS, load_tokenizer, model_path
+from common.models.load import load_tokenizer, model_path
+from common.models.tiny import KINDS
 from common.paths import ROOT
 from staff.tests.common.model_copies import copy_of_tiny, in_shards
 

@@ -75,7 +75,7 @@ def lost(result: subprocess.CompletedProcess[str], report: Path) -> list[str]:
     """The tests of a run that did not get their points, with what was said."""
     assert report.exists(), result.stdout + result.stderr
     tests = json.loads(report.read_text())["tests"]
-    return [f"{test['name']}: {test['message']}" for test in tests if test["points"] < test["max_points"]]
+    return [f"{test['id']}: {test['message']}" for test in tests if test["points"] < test["max_points"]]
 
 
 @pytest.mark.parametrize("call", [
