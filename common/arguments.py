@@ -257,7 +257,7 @@ def add_common_flags(parser: argparse.ArgumentParser, world_size: int = 1, port:
     add("--world_size", type=int, help=f"number of workers (default: {world_size})")
     add("--local_rank", type=int, default=-1, help="rank of this worker among all workers: 0 to world_size-1")
     # Not --local_rank: torch.distributed.launch passes --local-rank, the rank on the machine. It counts if nothing else
-    # names the rank among all workers; which value wins is in the README.
+    # names the rank among all workers; place_worker says which value wins.
     add("--local-rank", type=int, default=-1, dest="dashed_local_rank", help=argparse.SUPPRESS)
     add("--backend", choices=("gloo", "nccl"), help="communication library (default: nccl on GPUs, gloo on CPUs)")
     add("--join_seconds", type=float, default=120.0, help="seconds to wait for the other workers to join")

@@ -40,8 +40,8 @@ from grader.verdicts import (
 from grader.weights import Weights
 
 SESSION = pytest.StashKey[Session]()
-ENTRIES = pytest.StashKey[dict[str, Entry]]()
-WRITTEN = pytest.StashKey[report.Report]()
+ENTRIES = pytest.StashKey[dict[str, Entry]]()  # of the tests that have run
+WRITTEN = pytest.StashKey[report.Report]()  # report.json, which has those to come, too
 WEIGHTS = pytest.StashKey[Weights]()
 COPIES = pytest.StashKey[dict[str, str]]()  # region -> what is wrong with copies of earlier regions in its script
 

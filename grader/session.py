@@ -24,7 +24,7 @@ SEED_BITS = 48  # so many that no code can try all of them
 
 
 class Session:
-    """A run with the same arguments is made once. A region that timed out is not waited for a second time."""
+    """A run with the same arguments is made once. A region that timed out is given seconds afterwards."""
 
     def __init__(self, tree: Path, course: Course, seed: int | None = None) -> None:
         self.tree, self.course = tree, course

@@ -15,7 +15,11 @@ COURSE_PORT = 11868  # of the course's `setup`
 
 
 def place_worker(flags: Namespace, environment: Mapping[str, str]) -> Place:
-    """Return the place of this worker, from the flags or from torchrun's environment."""
+    """Return the place of this worker, from the flags or from torchrun's environment.
+
+    The rank among all workers is the first of: --local_rank, torchrun's RANK, --local-rank (which
+    torch.distributed.launch passes), and 0 where there is one worker.
+    """
     under_torchrun = "RANK" in environment and "WORLD_SIZE" in environment
     torchrun = environment if under_torchrun else {}
 

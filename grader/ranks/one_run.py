@@ -28,7 +28,7 @@ from grader.wire.values import Fields, MessageError, TooMuchError
 
 MAX_KEPT = 192 << 20  # bytes that one run keeps of what its ranks send, tensors and objects made of their JSON
 MAX_UNREAD = 256 << 20  # bytes of answers that a rank does not take
-OBJECTS = 12  # bytes of memory for a byte of JSON; for a list of empty lists 21
+OBJECTS = 12  # bytes of memory for a byte of JSON, at least
 GRACE = 0.5  # seconds in which a rank that still computes may end by itself once the run has failed
 STACK_TIME = 3  # seconds in which a rank may say where it is once the deadline has passed; it takes milliseconds
 END_TIME = 30  # seconds for the zygote to kill what is left

@@ -1,4 +1,4 @@
-"""Draws the inputs of a run from a seed: the same in a rank and in the test process."""
+"""Draws the inputs of a run from a seed, in the test process; a rank gets its own inputs, and never the seed."""
 
 import numpy as np
 

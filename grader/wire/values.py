@@ -24,7 +24,7 @@ import numpy as np
 if TYPE_CHECKING:  # the grader's own process does without torch
     import torch
 
-MAX_HEADER = 2 << 20  # bytes of JSON; as objects of Python they take up to 25 times as much
+MAX_HEADER = 2 << 20  # bytes of JSON; as objects of Python they take 12 to 25 times as much
 MAX_BODY = 16 << 20  # bytes of all tensors of one message; as float64, where they are compared, up to 8 times as many
 MAX_TEXT = 10_000  # characters of one text, the rest is left out: it may be matched, formatted and shown
 MAX_BITS = 64  # of an integer

@@ -1,4 +1,4 @@
-"""Grades one submission after the other into DIR/hand_ins/NAME; result_store.py says what is written there.
+"""Grades a submission into DIR/hand_ins/NAME; result_store.py says what is written there.
 
 Reports have no times in them, so that equal submissions get equal reports. What is read of a hand-in is read in
 processes of their own (own_process.py), and each step has a deadline: a hand-in that hangs one of them gets a report
@@ -50,7 +50,7 @@ from staff.sandbox.graded_run import probe, run_graded
 DEADLINE = 600.0  # seconds for the graders of one submission; single tests have shorter ones of their own
 OPEN_TIME = 120.0  # seconds to unpack a hand-in, which has at most 64 MiB
 PAGE_TIME = 60.0  # seconds to read the graders' report, and again to make the student's page
-# And the tests: what decides on points.
+# What decides on points, beside the tests.
 GRADERS = ("common/**/*.py", "course/*.py", "grader/**/*.py", "tests/conftest.py")
 TEXTS_OF_THE_COURSE = ("title", "hints", "due", "handout")
 PACKAGES = ("torch", "transformers", "numpy", "pytest")
@@ -98,21 +98,9 @@ class Grading:
         hidden_tests.check(course)
         catalogue, graders_digest = collect(scratch, files), digest(*_what_decides_on_points(files))
         return cls(
-            out,
-            scratch,
-            course,
-            clean_files(),
-            files,
-            catalogue,
-            graders_digest,
-            probe(),
-            seed,
-            deadline,
-            fresh_inputs,
-            again,
-            solution,
-            allow_lower,
-        )
+            out, scratch, course, clean_files(), files, catalogue, graders_digest, sandbox=probe(), seed=seed,
+            deadline=deadline, fresh_inputs=fresh_inputs, again=again, solution=solution, allow_lower=allow_lower,
+        )  # fmt: skip
 
     def grade(self, submission: Submission) -> tuple[GradedHandIn, bool]:
         """Grade a submission unless that is done already; return its results, and whether it was graded now.

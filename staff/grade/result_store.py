@@ -1,6 +1,8 @@
 """Where the results of a class are kept, and how they are written: a killed run leaves nothing half-written.
 
     DIR/gradebook.csv, index.html         of the class
+       /changes.csv                       whose points differ from those of the grading before
+       /roster.csv, grades.csv            the people of the course, and their points
     DIR/hand_ins/NAME/report.json         points and messages that the student may see; written last: where it is, the
                                           hand-in is graded
                      /index.html          the student's page

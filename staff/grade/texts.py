@@ -1,4 +1,4 @@
-"""Cuts every text that comes from a hand-in, and only here: for pages, grade book, terminal and Gradescope.
+"""Cuts texts that come from a hand-in, for pages, grade book, terminal and Gradescope.
 
 A hand-in chooses its names, messages, notes and what it prints. Each reader has a limit: Python's csv takes 131,072
 characters in a cell, Excel 32,767, Gradescope 100,000 in one output.

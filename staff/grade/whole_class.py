@@ -3,10 +3,10 @@
     python -m staff.grade submissions/* --out graded --jobs 2
     python -m staff.grade submissions/* --out graded --part 3/16      # one share of the class, on this machine
 
-The command writes DIR/hand_ins/NAME/report.json and index.html for each submission, DIR/gradebook.csv and
-DIR/index.html. If a run is interrupted, start it again: results are reused unless the submission, the graders or the
-course have changed. Parts share DIR and may run at the same time; each adds its results to the one grade book when it
-ends.
+The command writes DIR/hand_ins/NAME/report.json and index.html for each submission, DIR/gradebook.csv, changes.csv,
+index.html, and grades.csv where there is a roster. If a run is interrupted, start it again: results are reused unless
+the submission, the graders or the course have changed. Parts share DIR and may run at the same time; each adds its
+results to the one grade book when it ends.
 """
 
 import argparse

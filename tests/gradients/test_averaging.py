@@ -113,7 +113,7 @@ def average(context: Context, lesson: ModuleType, inputs: Fields) -> object:
             parameter.grad = None if gradient is None else gradient.to(parameter.dtype).clone()
         with unchanged(model) as changed:
             context.event("begin")
-            if arguments["calls"] == "sync_gradients":
+            if arguments["lesson_function"] == "sync_gradients":
                 lesson.sync_gradients(model, context.world_size)
             else:
                 lesson.average_gradients(model)
@@ -229,26 +229,26 @@ def draw(grade: Grade, ranks: int, setting: AveragingSetting) -> Gradients:
     return [[of_call(rank, call) for call in range(setting.n_calls)] for rank in range(ranks)]
 
 
-def averaged(grade: Grade, calls: str, ranks: int, setting: AveragingSetting) -> tuple[Result, Gradients]:
+def averaged(grade: Grade, lesson_function: str, ranks: int, setting: AveragingSetting) -> tuple[Result, Gradients]:
     """Run the student's function; return the result, and the gradients that the ranks started with."""
     gradients = draw(grade, ranks, setting)
     inputs = [{"gradients": own, "start_value": drawn.start_value(rank)} for rank, own in enumerate(gradients)]
     arguments = {name: getattr(setting, name) for name in ("shapes", "frozen", "tied", "infinite")}
     arguments |= {"dtypes": [setting.dtype(k) for k in range(len(setting.shapes))], "shown": SHOWN}
     hints = HINTS | (ZERO if setting.zero else NOT_FINITE if setting.infinite else {})
-    return run(grade, average, inputs, hints, calls=calls, **arguments), gradients
+    return run(grade, average, inputs, hints, lesson_function=lesson_function, **arguments), gradients
 
 
 def check_mean(
     grade: Grade,
-    calls: str,
+    lesson_function: str,
     setting: AveragingSetting = PLAIN,
     sizes: tuple[int, ...] = SIZES,
     by: set[str] | None = None,
 ) -> None:
     """Check that every rank holds the mean, and that all else is unchanged. `by`: the collectives that it may use."""
     for ranks in sizes:
-        result, gradients = averaged(grade, calls, ranks, setting)
+        result, gradients = averaged(grade, lesson_function, ranks, setting)
         check_each_call(grade, setting, result, gradients)
         must_be_own_calls(grade, result, BY_HAND)
         if by:
@@ -296,11 +296,11 @@ def after_call(
     return expected
 
 
-def check_any_size_and_type(grade: Grade, calls: str, by: set[str] | None = None) -> None:
+def check_any_size_and_type(grade: Grade, lesson_function: str, by: set[str] | None = None) -> None:
     """Check the mean of a tensor of megabytes beside small ones, of 16-bit, mixed and infinite gradients, and for one
     worker."""
     for setting, ranks in ((LARGE, 2), (HALF, 3), (MIXED, 2), (INFINITE, 2), (PLAIN, 1)):
-        check_mean(grade, calls, setting, (ranks,), by)
+        check_mean(grade, lesson_function, setting, (ranks,), by)
 
 
 # Ways to average: collective -> (a function of the number of ranks that says how many times rank 0, and how many times
@@ -312,10 +312,10 @@ REDUCE: list[Fields] = [
 ]
 
 
-def check_sent_once(grade: Grade, calls: str, ways: list[Fields], setting: AveragingSetting = PLAIN) -> None:
+def check_sent_once(grade: Grade, lesson_function: str, ways: list[Fields], setting: AveragingSetting = PLAIN) -> None:
     """Check that every gradient is sent once, in one of `ways`, and that the result is used."""
     for ranks in SIZES:
-        result, gradients = averaged(grade, calls, ranks, setting)
+        result, gradients = averaged(grade, lesson_function, ranks, setting)
         must_be_own_calls(grade, result, BY_HAND)
         way = next((way for way in ways if set(way) == names_used(all_calls(result))), ways[0])
         for rank, own_calls in enumerate(gradients):
