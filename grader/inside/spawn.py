@@ -16,6 +16,7 @@ from types import ModuleType
 
 from grader.inside import preload
 from grader.inside.checkout import ROOT
+from grader.inside.new_rank import become_rank, isolate, limit_memory, prepare_to_be_measured
 from grader.wire import values
 from grader.wire.processes import PER_RANK
 from grader.wire.values import Fields
@@ -109,11 +110,9 @@ def main(descriptor: int) -> None:
     for group in start["preload"]:
         if group != "steps" or start["measures"]:  # it is that compiler, and what takes memory at the first step
             preload.load(group)
-    from grader.inside import zygote  # which imports this module
-
     connection.sendall(b".")
     if start["measures"]:
-        zygote.prepare_to_be_measured()
-    zygote.limit_memory()
-    isolate = partial(zygote.isolate, start["rank"], start["folder"], (), start["measures"], lambda *_: None)
-    zygote.become_rank(isolate, start["terminal"], *descriptors)
+        prepare_to_be_measured()
+    limit_memory()
+    alone = partial(isolate, start["rank"], start["folder"], (), start["measures"], lambda *_: None)
+    become_rank(alone, start["terminal"], *descriptors)
