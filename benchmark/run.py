@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 from benchmark.arguments import parse
 from benchmark.measure.machine import environment
 from benchmark.measure.payload import sends_nothing
-from benchmark.measure.record import read_record
+from benchmark.measure.record import RunRecord, read_record
 from benchmark.measure.result import assemble, table
 from benchmark.names import is_own
 from benchmark.proof.prover import NOT_PROVED
@@ -54,30 +54,37 @@ def work(settings: Settings) -> None:
     with process_group(settings, join) as worker:
         if worker.is_first:
             prepare(settings.output_dir)
-        workload = load_workload(settings)
-        log = Log(settings, worker)
-        warm_up(settings, worker)
-        memory = PeakMemory(worker.device)  # counts from here: what is there before the model
-        with memory.limited(settings.memory_limit_mb, lambda: ADVICE):
-            model = workload.build(settings, worker.device)
-            shapes = [parameter.shape for parameter in model.parameters()]
-            engine = STRATEGIES[settings.strategy].make(settings, worker, model)
-            del model
-            gc.collect()  # a model of transformers refers to itself: where it was cut, the rest would stay for a while
-            measured = train(settings, worker, workload, engine, log, memory)
-        if nothing := sends_nothing(settings.strategy, settings.world_size, measured.sent[0]):
-            raise InputError(nothing)
-        record = assemble(settings, begin, shapes, measured, log)
-        if (settings.save or settings.bleu) and (trained := whole_model(settings, engine, workload)):
-            if settings.bleu:
-                record = replace(record, bleu=bleu_of(trained, workload))
-            if settings.save:
-                save_model(settings.output_dir / "model", trained, workload)
-        log.close()
+        record = train_and_measure(settings, worker, begin)
+        gc.collect()  # an engine that outlives its process group can wait for ever for the group's threads when it ends
         everybody = of_everybody(record, worker)
         if worker.is_first:
             with atomic_write(settings.output_dir / "result.json") as file:
                 json.dump(replace(record, workers=tuple(everybody)).as_json(), file, indent=1)
+
+
+def train_and_measure(settings: Settings, worker: Worker, begin: dict) -> RunRecord:
+    """Train, save what is asked for, and return this worker's record."""
+    workload = load_workload(settings)
+    log = Log(settings, worker)
+    warm_up(settings, worker)
+    memory = PeakMemory(worker.device)  # counts from here: what is there before the model
+    with memory.limited(settings.memory_limit_mb, lambda: ADVICE):
+        model = workload.build(settings, worker.device)
+        shapes = [parameter.shape for parameter in model.parameters()]
+        engine = STRATEGIES[settings.strategy].make(settings, worker, model)
+        del model
+        gc.collect()  # a model of transformers refers to itself: where it was cut, the rest would stay for a while
+        measured = train(settings, worker, workload, engine, log, memory)
+    if nothing := sends_nothing(settings.strategy, settings.world_size, measured.sent[0]):
+        raise InputError(nothing)
+    record = assemble(settings, begin, shapes, measured, log)
+    if (settings.save or settings.bleu) and (trained := whole_model(settings, engine, workload)):
+        if settings.bleu:
+            record = replace(record, bleu=bleu_of(trained, workload))
+        if settings.save:
+            save_model(settings.output_dir / "model", trained, workload)
+    log.close()
+    return record
 
 
 def warm_up(settings: Settings, worker: Worker) -> None:
