@@ -44,6 +44,8 @@ def student(tmp_path_factory) -> Path:
         *GPT2.split(),
         "--world_size",
         "1",
+        "--master_port",
+        str(free_port()),
     ]  # starts its own worker
     subprocess.run(alone, cwd=tree, env=os.environ | environment, check=True, capture_output=True)
     return tree
