@@ -1,6 +1,6 @@
 """What only Linux tells a process about itself, all of it in one file.
 
-Elsewhere, each function returns what its docstring names, and whoever asks leaves a column empty or says what is
+Elsewhere, each function returns what its docstring names, and the caller leaves a column empty or says what is
 missing. (The graders' processes have grader/wire/processes.py; nodes are emulated by cluster/emulate.py.)
 """
 

@@ -266,7 +266,7 @@ def code_digest(text: bytes) -> str:
 
 
 def with_fingerprint(record: dict[str, Any]) -> dict[str, Any]:
-    """Add the digest of all other keys. Whoever edits a number by hand has to compute it again."""
+    """Add the digest of all other keys. After an edit by hand, it no longer fits."""
     content = {key: record[key] for key in record if key != "fingerprint"}
     return content | {"fingerprint": hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]}
 

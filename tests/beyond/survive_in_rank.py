@@ -43,7 +43,7 @@ def load_one(context: Context, lesson: ModuleType, storage: int) -> dict[str, An
         state = lesson.load(context.storage(storage))
     except NotImplementedError:
         raise  # the region is not written
-    except Exception as error:
+    except Exception as error:  # whatever a student's load raises: the grader judges it, and looks at the next state
         return {"kind": f"{type(error).__name__}: {error}"[:200], "step": -1}
     if not isinstance(state, State):
         return {"kind": "None" if state is None else f"a {type(state).__name__}", "step": 0}
