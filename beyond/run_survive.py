@@ -1,4 +1,4 @@
-"""Run the survive lesson: a small job that continues from its newest checkpoint, however it was started. This code is given.
+"""Run the survive lesson: a small job that continues from its newest checkpoint. This code is given.
 
     python -m cluster.launch --workers 4 -- beyond/run_survive.py --steps 40
     torchrun --nnodes 1 --nproc-per-node 4 --max-restarts 3 beyond/run_survive.py --steps 40 --kill 2:9 --kill 0:14
