@@ -238,12 +238,11 @@ def test_a_row_is_enough_for_own_data_and_an_own_model(tree, tmp_path):
         ("scripts.tasks.r = { text_a = 1, label = 0, metrics = ['bleu'] }", "metrics out of acc"),
     ],
 )
-def test_a_wrong_row_of_own_data_is_said_in_one_line(tmp_path, line, words):
-    text = (ROOT / "course.toml").read_text(encoding="utf-8")
-    (tmp_path / "course.toml").write_text(with_scripts(text, line + "\n"))
+def test_a_wrong_row_of_own_data_is_said_in_one_line(tree, line, words):
+    change(tree, lambda text: with_scripts(text, line + "\n"))
 
     with pytest.raises(InputError, match=words):
-        read_course(tmp_path / "course.toml")
+        assemble(tree)
 
 
 # --- what follows ---
