@@ -38,6 +38,7 @@ from benchmark.tables import write_tables
 from common.errors import InputError, exit_on_input_error
 from common.flags import add_memory_limit, positive
 from common.paths import ROOT, atomic_write
+from common.workers.machine import count_gpus, own_cores
 
 LEVELS = "zero0,zero1,zero2,zero2_offload,zero3,zero3_offload"
 OOM = ("out of memory", "can't allocate memory", "MemoryError", "bad_alloc", "killed by SIGKILL", "--memory_limit_mb")
@@ -187,9 +188,8 @@ def main() -> None:
     cells = plan(flags)
     from benchmark.engines.operators import compile_operators  # here: they load torch, and the flags are checked before
     from benchmark.prove import small_model, verdict
-    from common.workers.machine import count_gpus
 
-    cores = len(os.sched_getaffinity(0))
+    cores = len(own_cores())
     threads = int(os.environ.get("OMP_NUM_THREADS", max(1, cores // max(cell.workers for cell in cells))))
     no_cuda = "--no_cuda" in more
     if threads < cores and (no_cuda or not count_gpus()):

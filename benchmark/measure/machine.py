@@ -9,6 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from common.paths import ROOT
+from common.workers.machine import own_cores
 from task4_traffic.counters import interface_counters
 
 
@@ -21,7 +22,7 @@ def environment() -> dict:
         "commit": commit(),
         "host": socket.gethostname(),
         "processor": processor(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": len(own_cores()),
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
