@@ -85,6 +85,8 @@ def _parser(command: str, about: str, add_flags: AddFlags) -> argparse.ArgumentP
     add("--precision", choices=PRECISIONS, default="fp32", help="numeric precision (default: fp32)")
     add("--deepspeed_config", type=Path, help="a DeepSpeed file of your own")
     add("--recompute", action="store_true", help="activation checkpointing: recompute each block in backward")
+    compiled = "torch.compile each block; inductor (without a name) needs g++, aot_eager nothing"
+    add("--compile", nargs="?", const="inductor", choices=("inductor", "cudagraphs", "aot_eager"), help=compiled)
     add("--find_unused_parameters", action="store_true", help="ddp: allow parameters that get no gradient in a step")
     add("--bucket_mb", type=float, help=f"own_overlap: gradient bucket size in MiB ({BUCKET_MB:g})")
     add("--grid", help="own_grid: workers along each axis, such as data=2,tensor=2 (the default on 4)")

@@ -12,6 +12,8 @@ from common.paths import ROOT
 from common.workers.machine import own_cores
 from task4_traffic.counters import interface_counters
 
+BUSY = 1.5  # load per core; what ran before in the same minute has a part in it
+
 
 def environment() -> dict:
     """Versions, commit ("+": with changes), machine, date and the load of the minute before."""
@@ -51,6 +53,13 @@ def processor() -> str:
 def commit() -> str:
     """The commit of this repository; with a "+" if files have been changed since."""
     return _git("rev-parse", "--short", "HEAD") + ("+" if _git("status", "--porcelain", "-uno") else "")
+
+
+def busy(begin: dict) -> str:
+    """Say that the machine was busy before the measurement; "" if it was not."""
+    load, cores = begin["load"], begin["cores"]
+    is_busy = load > BUSY * cores
+    return f"the machine was busy (load {load} on {cores} cores); do not compare its times" if is_busy else ""
 
 
 def machine_line(begin: dict) -> str:

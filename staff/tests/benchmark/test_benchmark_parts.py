@@ -67,6 +67,7 @@ def own_folder(tmp_path, monkeypatch):
         ("--warmup_steps 20 --max_steps 20", ["--warmup_steps", "20"]),
         ("--bleu", ["--bleu", "T5", "gpt2-tiny"]),
         ("--recompute --strategies tensor", ["tensor", "--recompute"]),
+        ("--compile --strategies own_1f1b", ["own_1f1b", "--compile"]),
     ],
 )
 def test_what_cannot_be_run_is_refused_with_the_flag_and_its_value(words, named):
