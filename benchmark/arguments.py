@@ -117,7 +117,11 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
     add("--resume", action="store_true", help="continue from the last checkpoint in --output_dir")
     add("--save", action="store_true", help="save the trained model in Hugging Face's format")
     add("--dropped", type=int, default=2, help="warm-up steps that are not measured (2)")
-    add("--keep_trace", action="store_true", help="keep the profiler's trace of the traced steps")
+    add(
+        "--keep_trace",
+        action="store_true",
+        help="keep trace, table of operators and memory over time of the traced steps",
+    )
     add("--wandb", action="store_true", help="also log to Weights & Biases, offline")
 
 

@@ -80,7 +80,8 @@ def train(
     first, losses = checkpoint_folder.load(settings.output_dir / "checkpoints", engine) if settings.resume else (0, [])
     log.restart(losses)
     on_gpu = worker.device.type == "cuda"  # there, torch counts memory in the timed steps at no cost
-    plan, meter, tracer = StepPlan(first, settings.max_steps, settings.dropped), Meter(worker), Tracer(on_gpu)
+    plan, meter = StepPlan(first, settings.max_steps, settings.dropped), Meter(worker)
+    tracer = Tracer(on_gpu, settings.output_dir / f"trace_{worker.rank}.json" if settings.keep_trace else None)
     measured = Measured(plan, memory)
     batches = worker.batches(to_device(workload.batches(settings, first), worker.device))
     memory.start(PERIOD)
@@ -122,8 +123,7 @@ def train(
     if not on_gpu:
         memory.stop()
     if plan.traced:
-        keep = settings.output_dir / f"trace_{worker.rank}.json" if settings.keep_trace else None
-        measured.traced = communication(tracer.stop(keep), plan.traced, on_gpu)
+        measured.traced = communication(tracer.stop(), plan.traced, on_gpu)
     elif first < plan.last:
         measured.end_of_timed_steps(meter)
     log.evaluation(plan.last, engine.validate(workload.validation_batches(settings), workload.kind))

@@ -129,9 +129,7 @@ def test_of_several_launches_a_row_has_the_means_and_their_intervals(rounds, set
     rows, faults = over_launches(launches)
 
     assert {row.label for row in rows} == set(one) and Label("own_ring") in [fault.label for fault in faults]
-    for (
-        row
-    ) in rows:  # of 1, 2, 4: mean 7 / 3, its error 0.8819, t of 2 degrees of freedom 4.303
+    for row in rows:  # of 1, 2, 4: mean 7 / 3, its error 0.8819, t of 2 degrees of freedom 4.303
         first = one[row.label]
         assert row.step_ms == pytest.approx(7 / 3 * first.step_ms)
         assert row.step_ms_95 == pytest.approx((-1.461 * first.step_ms, 6.128 * first.step_ms), rel=0.001)
