@@ -22,6 +22,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from benchmark.measure.output import Json
 from benchmark.names import MODELS, check_model, command_parser
 from beyond.cost_model import seconds
 from common.errors import InputError, exit_on_input_error
@@ -94,7 +95,7 @@ def main() -> None:
     print(f"  sent by a worker        {step.sent / 1e6:>10.2f} MB")
     print(f"  memory of a worker      {peak / 1e6:>10.2f} MB at the peak of a step")
     print(*doubts, f"times were off by {OFF} when they were last compared; --compare measures this step", sep="\n")
-    figures = {"least_s": least, "most_s": most, "step": asdict(step), "peak_bytes": peak}
+    figures: Json = {"least_s": least, "most_s": most, "step": asdict(step), "peak_bytes": peak}
     if flags.compare:
         measured = measure(cell)
         pairs = zip(("time", "bytes", "memory"), (step.total, step.sent, peak), measured, strict=True)
