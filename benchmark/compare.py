@@ -188,8 +188,9 @@ def main() -> None:
     if flags.launches > 1 and not (flags.starts_workers or STARTER_REPORTS in os.environ):
         raise InputError("--launches: works where --workers starts the workers; here, run the command several times")
     reports = False
-    for launch in range(flags.launches if flags.starts_workers else 1):
-        do, more = partial(work, settings, labels, flags.launch), ["--launch", str(launch)] * (flags.launches > 1)
+    do = partial(work, settings, labels, flags.launch)
+    for launch in range(flags.launches if flags.starts_workers else 1):  # the later ones find the first one's files
+        more = ["--launch", str(launch), "--overwrite_output_dir"] if flags.launches > 1 else []
         reports = on_workers("benchmark.compare", settings, flags.starts_workers, names, do, *more)
     if reports:
         report(settings, left_out, base, begin, flags)
