@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmark.measure.compared import AGAIN, WARM_UP, Figures
-from benchmark.measure.intervals import interval, interval_text, mean_interval, ratio
+from benchmark.measure.intervals import interval, mean_interval, ratio
 from benchmark.measure.mfu import utilisation
 from benchmark.measure.output import MB, Json, Lines, cell
 from benchmark.measure.payload import sends_nothing
@@ -146,29 +146,15 @@ def over_launches(launches: list[tuple[list[Row], list[WrongStrategy]]]) -> tupl
 
 def mean_of_launches(rows: list[Row]) -> Row:
     """The means of a strategy's launches, with their intervals; what does not depend on the launch is the first's."""
-
-    def mean(values: list[float | None]) -> tuple[float | None, Ends]:
-        known = [value for value in values if value is not None]
-        middle, low, high = mean_interval(known) if known else (None, None, None)
-        return middle, (low, high)
-
-    first, step_ms = rows[0], statistics.fmean(row.step_ms for row in rows)
-    faster = first.step_ms / step_ms
-    peak, peak_ends = mean([row.measured.peak_bytes for row in rows])
-    exposed, exposed_ends = mean([row.measured.exposed_ms for row in rows])
-    return replace(
-        first,
-        step_ms=step_ms,
-        step_ms_95=mean([row.step_ms for row in rows])[1],
-        ratio=statistics.fmean(row.ratio for row in rows),
-        ratio_95=mean([row.ratio for row in rows])[1],
-        samples_per_second=first.samples_per_second * faster,
-        tokens_per_second=None if first.tokens_per_second is None else first.tokens_per_second * faster,
-        mfu=None if first.mfu is None else first.mfu * faster,
-        measured=replace(first.measured, peak_bytes=peak, exposed_ms=exposed),
-        peak_bytes_95=peak_ends,
-        exposed_ms_95=exposed_ends,
-    )
+    means: dict[str, float | None] = {}
+    ends: dict[str, Ends] = {}
+    for name in ("step_ms", "ratio", "samples_per_second", "tokens_per_second", "mfu", "peak_bytes", "exposed_ms"):
+        known = [value for row in rows if (value := row.as_json()[name]) is not None]
+        means[name], *of_mean = mean_interval(known) if known else (None, None, None)
+        ends[f"{name}_95"] = (of_mean[0], of_mean[1])
+    of_workers = {name: means.pop(name) for name in ("peak_bytes", "exposed_ms")}
+    shown = {name: ends[name] for name in ("step_ms_95", "ratio_95", "peak_bytes_95", "exposed_ms_95")}
+    return replace(rows[0], **means, **shown, measured=replace(rows[0].measured, **of_workers))  # type: ignore[arg-type]
 
 
 def fault(precision: str, losses: np.ndarray, norms: list[float | None], right: list[float | None]) -> str:
@@ -198,6 +184,8 @@ def table(settings: Settings, rows: list[Row], faults: list[WrongStrategy], base
     """The figures for people, a line for each strategy."""
     own = is_own(settings.model)
     columns = {  # heading -> figure, unit, digits; a column that nobody could measure is left out
+        "ms per step [95 %]": ("step_ms", 1, 1),
+        f"ratio to {base} [95 %]": ("ratio", 1, 3),
         "examples/s" if own else "tokens/s": ("samples_per_second" if own else "tokens_per_second", 1, 0),
         "MFU %": ("mfu", 0.01, 1),
         "peak MB": ("peak_bytes", MB, 1),
@@ -210,7 +198,7 @@ def table(settings: Settings, rows: list[Row], faults: list[WrongStrategy], base
     }
     figures = [row.as_json() for row in rows]
     columns = {head: of for head, of in columns.items() if any(row[of[0]] is not None for row in figures)}
-    lines = [["strategy", "ms per step", f"ratio to {base} [95 %]", *columns, "from single", "gradient"]]
+    lines = [["strategy", *columns, "from single", "gradient"]]
     for row, values in zip(rows, figures, strict=True):
         cells = []
         for name, unit, digits in columns.values():
@@ -218,8 +206,7 @@ def table(settings: Settings, rows: list[Row], faults: list[WrongStrategy], base
             has_ends = None not in (low, high)
             ends = f" [{low / unit:.{digits}f}, {high / unit:.{digits}f}]" if has_ends else ""
             cells.append(cell(values[name], digits, unit) + ends)
-        times = [f"{row.step_ms:.1f}", interval_text(row.ratio, *row.ratio_95)]
-        lines.append([str(row.label), *times, *cells, f"{row.loss_difference:.1e}", row.gradient])
+        lines.append([str(row.label), *cells, f"{row.loss_difference:.1e}", row.gradient])
     return [*lines, *([str(one.label), *[""] * (len(lines[0]) - 2), one.gradient] for one in faults)]
 
 
