@@ -355,7 +355,7 @@ def check_shuffled(grade: Grade) -> None:
 
 def check_use(grade: Grade) -> None:
     """Check that use(k) gives the examples of partitions[k], in their order, each time it is called."""
-    cases, seed = [*UNEVEN[-2:], *draw_settings(grade, 3)], grade.number("partitions", 1000)
+    cases, seed = [*UNEVEN[-3:], *draw_settings(grade, 3)], grade.number("partitions", 1000)  # one partition is empty
     (results,) = on_data(grade, use, 1, max(length for length, _ in cases), cases=cases, seed=seed)
     for (length, _), result in zip(cases, results, strict=True):
         before = result["before"]
