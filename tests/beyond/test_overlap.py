@@ -33,14 +33,20 @@ if TYPE_CHECKING:  # what a function finds in a rank
 graded = pytest.mark.graded
 CRASHES = shared.CRASHES
 IN_RANK = "tests/beyond/toy_in_rank.py"
+HELD = 3  # what messages hold first; no gradient is drawn so
 HINTS = {  # words of the reducer, of torch and of the graders -> what they mean here
     "a second backward before finish()": "gradient_ready was called twice for a parameter in one step: is it "
-    "registered once, does it stop under no_sync, and does finish reset `missing`?",
+    "registered once, and does it return at once while self.sync is False?",
+    "got (NoneType": "parameter.grad is None: a parameter without a gradient counts as zeros",
     "'NoneType' object has no attribute 'wait'": "bucket.work is None: the bucket was never sent (is next_bucket 0 "
     "again in each step?), or its all_reduce was not called with async_op=True",
     "changed while it was being sent": "a message must be complete when its all_reduce starts: divide before that, or "
     "after wait(). A hook of register_hook runs too early: backward adds to parameter.grad only after it",
     "the ranks do not agree": f"the ranks do not send the same buckets: {shared.ONCE}",
+}
+OF_FINISH = {
+    "a second backward before finish()": "gradient_ready was called twice for a parameter in one step: does finish "
+    "reset `missing` in every step, also if nothing was left to send, and does no_sync set self.sync to False?"
 }
 REPLACED = (
     "bucket.flat was replaced by another tensor, but the pieces are views of the old one: copy the gradients into the "
@@ -142,7 +148,7 @@ def reduce_gradients(context: Context, lesson: ModuleType, inputs: Fields) -> ob
     toy = Toy(arguments, note_reached(context))
     reducer = lesson.GradientReducer(toy, arguments["bucket_bytes"])
     for bucket in reducer.buckets if arguments["rest"] else ():
-        bucket.flat.fill_(3)
+        bucket.flat.fill_(arguments["held"])
     for step, micros in enumerate(inputs["uses"]):
         flats = [(bucket, getattr(bucket, "flat", None)) for bucket in getattr(reducer, "buckets", ())]
         for number in range(len(micros) - 1):
@@ -186,10 +192,12 @@ class Reduced:
         drawn = shared.draw(grade.seed, ranks, setting)
         self.computed = drawn.computed
         self.own = [[[sum(each) for each in zip(*step, strict=True)] for step in steps] for steps in drawn.computed]
-        arguments = setting.arguments | {"bucket_bytes": setting.bucket_bytes, "finish": finish, "rest": rest}
+        arguments = setting.arguments | {"bucket_bytes": setting.bucket_bytes, "finish": finish}
+        arguments |= {"rest": rest, "held": HELD}
         arguments |= {"late": setting.late or [None] * len(setting.uses), "interrupted": setting.interrupted}
         why_stuck = partial(shared.why_hooks_are_stuck, where_to_wait="wait in finish()")
-        self.result = run(grade, reduce_gradients, drawn.inputs, HINTS, why_stuck, **arguments)
+        hints = HINTS | (OF_FINISH if finish else {})
+        self.result = run(grade, reduce_gradients, drawn.inputs, hints, why_stuck, **arguments)
         must_be_own_calls(grade, self.result, "send each bucket with dist.all_reduce")
 
     def micros(self, rank: int, step: int) -> list[MicroBatch]:
@@ -249,6 +257,9 @@ class Reduced:
             rounding = shared.ROUNDING[self.setting.dtype(buckets[i][0])]
             if same_numbers(message, [own[k] for k in buckets[i]], rounding):
                 return i
+        emptied = [np.where(message[0] == HELD, 0, message[0])]
+        if any(same_numbers(emptied, [own[k] for k in bucket]) for bucket in buckets):
+            return "what the message held before: a parameter without a gradient counts as zeros, so write zeros there"
         last = self.computed[rank][step][-1]
         if any(same_numbers(message, [last[k] for k in bucket]) for bucket in buckets):
             return "only the gradients of the last micro-batch: those accumulated under no_sync are lost"
