@@ -121,6 +121,7 @@ def orders_of_one_worker(grade: Grade, length: int, seed: int, epochs: int) -> l
     return run_alone(grade, draw_orders, [None], length=length, seed=seed, epochs=epochs)[0]
 
 
+NO_SEED = "the order is that of seed 0, and --seed is another one: make the sampler with seed=config.seed"
 SEED_TWICE = (
     "the sampler adds its seed to the epoch number, so the seed is in the order twice: set_epoch takes the number alone"
 )
@@ -140,7 +141,7 @@ def check_whole_batch(training: Training, batch: int, seed: int) -> None:
             if got != right:
                 if epoch:  # the first one was right: a forgotten set_epoch is the likely cause
                     must_be_new_order(training)
-                for wrong_seed, sentence in ((2 * seed, SEED_TWICE), (seed + 1, NEXT_EPOCH)):
+                for wrong_seed, sentence in ((0, NO_SEED), (2 * seed, SEED_TWICE), (seed + 1, NEXT_EPOCH)):
                     order = orders_of_one_worker(training.grade, training.train, wrong_seed, EPOCHS)[epoch]
                     if got == sorted(order[number * batch * ranks : (number + 1) * batch * ranks]):
                         training.grade.fail(sentence)
