@@ -121,7 +121,6 @@ def orders_of_one_worker(grade: Grade, length: int, seed: int, epochs: int) -> l
     return run_alone(grade, draw_orders, [None], length=length, seed=seed, epochs=epochs)[0]
 
 
-NO_SEED = "the order is that of seed 0, and --seed is another one: make the sampler with seed=config.seed"
 SEED_TWICE = (
     "the sampler adds its seed to the epoch number, so the seed is in the order twice: set_epoch takes the number alone"
 )
@@ -141,7 +140,7 @@ def check_whole_batch(training: Training, batch: int, seed: int) -> None:
             if got != right:
                 if epoch:  # the first one was right: a forgotten set_epoch is the likely cause
                     must_be_new_order(training)
-                for wrong_seed, sentence in ((0, NO_SEED), (2 * seed, SEED_TWICE), (seed + 1, NEXT_EPOCH)):
+                for wrong_seed, sentence in ((2 * seed, SEED_TWICE), (seed + 1, NEXT_EPOCH)):
                     order = orders_of_one_worker(training.grade, training.train, wrong_seed, EPOCHS)[epoch]
                     if got == sorted(order[number * batch * ranks : (number + 1) * batch * ranks]):
                         training.grade.fail(sentence)
@@ -150,6 +149,11 @@ def check_whole_batch(training: Training, batch: int, seed: int) -> None:
                     f"one worker's batch {number + 1} has {right}: seed the sampler with config.seed, pass it the "
                     "epoch number, and use the same order on all workers"
                 )
+
+
+def must_follow_seed(training: Training, other: Training) -> None:
+    if epochs_of(training) == epochs_of(other):
+        training.grade.fail("a different config.seed gives the same order: seed the sampler with config.seed")
 
 
 def must_be_new_order(training: Training) -> None:
@@ -181,6 +185,7 @@ def test_a_worker_takes_its_part_of_the_batch(grade: Grade) -> None:
     check_batch_size(train(grade, 2, 12, 3), 3)
     check_batch_size(train(grade, 3, 13, 2), 2)
     seed = 1000 + grade.number("script", 1000)  # far from 0 and 1: no sum with the epoch looks like another one
+    must_follow_seed(train(grade, 2, 12, 3, seed=seed), train(grade, 2, 12, 3, seed=0))
     check_whole_batch(train(grade, 2, 12, 3, seed=seed), 3, seed)
     check_whole_batch(train(grade, 1, 12, 4, seed=seed), 4, seed)
 
@@ -197,6 +202,5 @@ def test_the_order_follows_the_seed(grade: Grade) -> None:
     if epochs_of(first) != epochs_of(again):
         grade.fail("two runs with one seed see the examples in different orders: seed the sampler")
     check_noise(first)
+    must_follow_seed(first, other)
     check_whole_batch(other, 3, 0)  # 0 is a seed, too
-    if epochs_of(first) == epochs_of(other):
-        grade.fail("a different config.seed gives the same order: seed the sampler with config.seed")
