@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -97,6 +97,17 @@ def cause_of_own_gradients(result: Result, returned: str) -> str:
     return "only part of the model is wrapped in DistributedDataParallel: wrap the whole model"
 
 
+def untied(inputs: Sequence[Fields], script: str) -> dict[str, reference.Arrays]:
+    """Return mistake -> the mean gradients of a GPT-2 whose first and last layer no longer share their matrix."""
+    parts = {"embedding": (1, 0), "lm_head": (0, 1)} if script == "gpt2" else {}
+    return {
+        f"{{name}} has only the gradient of the {layer}: wte and lm_head share one matrix, so do not replace it": (
+            reference.mean([reference.language_model(one["weights"], one["ids"], *part)[1] for one in inputs])
+        )
+        for layer, part in parts.items()
+    }
+
+
 def check_wrapped(grade: Grade, script: str) -> None:
     """Check that one backward pass leaves the mean on every rank, by DDP itself, and that all else is unchanged."""
     for ranks in (3, 2, 4, 1):
@@ -117,6 +128,7 @@ def check_wrapped(grade: Grade, script: str) -> None:
                     mistakes[SUMMED] = right * ranks
                 mistakes["DistributedDataParallel leaves the mean: do not divide it by world_size"] = right / ranks
                 mistakes[cause_of_own_gradients(result, got[0, "class"])] = own[rank][name]
+                mistakes |= {words: arrays[name] for words, arrays in untied(inputs, script).items()}
                 mistakes |= averaging.mean_of([one[name] for one in own], rank, payloads, total).mistakes
                 expected[rank, name] = Expected(right, rounded, mistakes=mistakes, tolerance=Tolerance(total, SLACK))
         where = f"after backward on rank {{rank}} of {ranks}, through the {got[0, 'class']} that wrap() returns, "
