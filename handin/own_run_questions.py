@@ -32,6 +32,7 @@ ALIKE = {  # the same for all whose code and seed are equal
 }  # fmt: skip
 CLOSE = 0.08  # two numbers that differ by less than this share are one choice
 CHOICES = 4
+NUMBER = re.compile(r"-?\d+(?:[.,]\d+)?(?:e[+-]?\d+)?")
 CALL = re.compile(r"\b(?:dist|distributed)\.(\w+)\(|\.(backward|step)\(|\bDistributedDataParallel\(")
 
 
@@ -54,15 +55,17 @@ class OwnRunQuestion:
     where: str
 
     def is_right(self, given: str) -> bool:
-        """Return whether this is the letter of the answer, the answer itself, or a number close to it."""
+        """Return whether this is the letter of the answer, the answer itself or its number, such as 2 for "rank 2"; a
+        number that was measured may be a close one."""
         given = given.strip().casefold()
-        if given in ("abcdefgh"[self.choices.index(self.answer)], self.answer.casefold()):
+        if given.rstrip(".)") == "abcdefgh"[self.choices.index(self.answer)] or given == self.answer.casefold():
             return True
-        try:
-            value, right = float(given.split()[0]), float(self.answer.split()[0])
-        except (ValueError, IndexError):
+        found, right = NUMBER.search(given), NUMBER.search(self.answer)
+        if found is None or right is None:
             return False
-        return abs(value - right) <= CLOSE / 2 * abs(right)
+        value, wanted = (float(number[0].replace(",", ".")) for number in (found, right))
+        is_measured = self.answer.startswith(right[0])
+        return abs(value - wanted) <= CLOSE / 2 * abs(wanted) * is_measured
 
 
 @dataclass(frozen=True)
