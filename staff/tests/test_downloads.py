@@ -69,6 +69,7 @@ def test_downloads_are_graded_as_they_are_and_each_hand_in_is_that_of_its_people
     assert (done.returncode, done.stderr) == (0, "")
     figures = json.loads(done.stdout.splitlines()[-1])
     assert (figures["submissions"], figures["unreadable"]) == (6, 0)
+    assert "without a hand-in: none; hand-ins of nobody in it: none" in done.stdout
     people = list(csv.DictReader((tmp_path / "out/grades.csv").read_text(encoding="utf-8").splitlines()))
     assert {person["score"] for person in people} == {people[0]["max_score"]}
     assert [person["late"] for person in people] == ["0 d 10 h", "", "1 d 2 h", *[""] * 5]
