@@ -100,6 +100,17 @@ def test_who_takes_the_kth_smallest_number_each_time_only_guesses(student):
     assert count > 300 and max(right.values()) / count < 0.4, right
 
 
+def test_no_number_has_a_fixed_proportion_to_the_answer_and_nobody_guesses_between_two(student):
+    proportions = Counter[float]()
+    for question in drawn(student, 60):
+        assert len(question.choices) > 2 or question.answer.startswith(("rank", "line")), question
+        if question.kind in ("mean_time", "wait_of_a_rank", "exposed_communication"):
+            answer, *others = (float(choice.split()[0]) for choice in (question.answer, *question.choices))
+            proportions.update(round(other / answer, 2) for other in others if other != answer)
+
+    assert proportions.total() > 200 and max(proportions.values()) < 0.2 * proportions.total(), proportions
+
+
 @pytest.mark.parametrize(
     ("answer", "right", "wrong"),
     [
