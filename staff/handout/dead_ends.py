@@ -84,6 +84,8 @@ class Follower:
             start = START.match(item).group()  # type: ignore[union-attr]
             sentences = SENTENCE.findall(item[len(start) :]) or [item[len(start) :]]
             rest = item[len(start) + sum(map(len, sentences)) :]
+            if self._names_what_is_lost(start):  # "- **Task 4** counts": in bold at its beginning
+                continue
             there = [one for one in sentences if not self._leads_away(LINK.sub(r"\2", one), page)]
             if there == sentences:
                 kept.append(item)

@@ -304,6 +304,7 @@ SENTENCES = """
 Read on. The cost of `python -m pytest --region b.9` is in [its page](../beyond/ring.md#the-idea); `diff
 beyond/ring.py x` shows it. See p.3. Stay. (In task 3, DDP waits.) The bonus shows how.
 - An item. Task 4 counts.
+- **Task 4** too.
 - And one more.
 
 ```
