@@ -21,7 +21,8 @@ LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 CODE = re.compile(r"`[^`\n]+`")
 GRADE = re.compile(r"(--region|--hint|grader\.debug|pytest -m) ([0-9a-z]+\.[0-9]+|[a-z]+\w*)\b")
 REGION = re.compile(r"(?<![\w.])([0-9a-z]+\.[0-9]+)(?![\w%]|\.\d| (?:ms|s|GB|MB|million|minutes|times)\b)")
-TASK = re.compile(r"\b[Tt]ask (\d[ab]?)\b|\b(Pipeline)\b|\b([Bb])(?:onus\b|eyond/)")
+TASK = re.compile(r"\b[Tt]ask (\d[ab]?)\b|\b(P)ipeline\b")
+BONUS = re.compile(r"\bbonus\b", re.IGNORECASE)
 DRAWN = re.compile(r"(?:task (\d[ab]?)|(p)ipeline) {2}")  # begins a task's lines in a drawing
 SENTENCE = re.compile(r"(?:(?<=[.:!?)]\s)|^)(?:`[^`]*`|[^`.!?]|[.!?](?!\)?(?:\s|$)))+[.!?]\)?(?:\s+|$)")
 START = re.compile(r"\s*(?:[-*]|\d+\.)?\s*(?:\*\*[^*]+\*\*)?\s*")
@@ -101,11 +102,15 @@ class Follower:
         )
 
     def _names_what_is_lost(self, text: str) -> bool:
-        """Return whether a text names regions or tasks that are not here, and none that is."""
-        ids = {*REGION.findall(text)} & {*self.course.regions, *self.course.dropped}
-        tasks = {(number or pipeline[:1] or bonus).lower() for number, pipeline, bonus in TASK.findall(text)}
-        is_here = ids & {*self.course.regions, *self.solved} or tasks & self.course.tasks.keys()
-        return bool(ids or tasks) and not is_here
+        """Return whether a text names regions or tasks that are not here, and none that is; or else the bonus lessons,
+        and there are none."""
+        course = self.course
+        ids = {*REGION.findall(text)} & {*course.regions, *course.dropped}
+        tasks = {(number or pipeline).lower() for number, pipeline in TASK.findall(text)}
+        if ids or tasks:
+            return not (ids & {*course.regions, *self.solved} or tasks & course.tasks.keys())
+        has_folder = any(name.startswith("beyond/") for name in self.files)
+        return ("beyond/" in text and not has_folder) or (bool(BONUS.search(text)) and not course.bonus_regions)
 
     def _is_lost(self, text: str, only: re.Pattern[str] | None = None) -> bool:
         """Return whether a text names a file of the source that is not here; `only` texts of this form."""

@@ -395,6 +395,8 @@ def test_a_lesson_that_nobody_builds_on_is_left_out_where_it_would_give_a_graded
 
     assert "\n".join(handout.problems) == "" and "b.9" not in handout.given_solved
     assert "beyond/sharded_optimizer.md" in handout.files and "beyond/survive.md" not in handout.files
+    pages = [handout.files[name].decode() for name in ("README.md", "beyond/README.md")]
+    assert "](beyond/README.md)" in pages[0] and not any("bonus" in page for page in pages)
     assert b"b.9 is not part of this course" in handout.files["beyond/sharded_model.py"]
 
 
