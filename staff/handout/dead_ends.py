@@ -55,7 +55,8 @@ class Follower:
 
     def _drawing(self, lines: list[str]) -> list[str]:
         """The lines of a block of code without those that draw a task which the course does not have."""
-        kept, is_lost = [], False
+        kept: list[str] = []
+        is_lost = False
         for line in lines:
             if row := DRAWN.match(line):
                 is_lost = (row[1] or row[2]) not in self.course.tasks
