@@ -98,8 +98,9 @@ def renamed(content: bytes, course: Course) -> bytes:
 
 
 def _names(root: Path, course: Course) -> dict[str, str]:
-    """Source file -> name in the handout, sorted by name."""
-    names = {file: file for file in with_imports(root, files_matching(root, course.ships))}
+    """Source file -> name in the handout, sorted by name, without the pages of lessons that the course leaves out."""
+    pages = {row.readme for row in course.dropped.values()} - {row.readme for row in course.regions.values()}
+    names = {file: file for file in with_imports(root, files_matching(root, course.ships)) if file not in pages}
     names |= {files_matching(root, [source])[0]: name for source, name in course.handout.renames.items()}
     if len(set(names.values())) < len(names):
         raise InputError("course.toml: handout.renames maps two files to one name; fix it")
