@@ -23,7 +23,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from benchmark.arguments import parse
-from benchmark.measure.machine import environment
+from benchmark.measure.machine import busy, environment
 from benchmark.measure.payload import sends_nothing
 from benchmark.measure.record import RunRecord, read_record
 from benchmark.measure.result import assemble, table
@@ -133,7 +133,8 @@ def main() -> None:
         record = read_record(settings.output_dir / "result.json")
         note = "" if settings.strategy == "single" else f"gradient not proved: {prove_command(settings)}"
         gradient = {"gradient": NOT_PROVED if note else "ok"}
-        print(table(record), *filter(None, [note]), json.dumps(record.summary() | gradient), sep="\n")
+        notes = filter(None, [note, busy(record.environment)])
+        print(table(record), *notes, json.dumps(record.summary() | gradient), sep="\n")
 
 
 if __name__ == "__main__":
