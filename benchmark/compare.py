@@ -41,9 +41,10 @@ from benchmark.arguments import parse
 from benchmark.measure import comparison
 from benchmark.measure.bars import Bar, draw_bars
 from benchmark.measure.compared import AGAIN, WARM_UP, ComparedStrategy, trace
-from benchmark.measure.comparison import COUNTED, Rounds, Row, evaluate, over_launches, read_rounds
+from benchmark.measure.comparison import Rounds, Row, evaluate, over_launches, read_rounds
 from benchmark.measure.machine import busy, environment, machine_line, machine_words
 from benchmark.measure.output import Json, latex, publish, text_table, write_csv
+from benchmark.measure.record import COUNTED
 from benchmark.measure.turns import take_rounds_alone
 from benchmark.names import names_of
 from benchmark.prove import prove_all, small_settings, that_run, verdict

@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 from benchmark.arguments import parse
 from benchmark.measure.machine import busy, environment
 from benchmark.measure.payload import sends_nothing
-from benchmark.measure.record import RunRecord, read_record
+from benchmark.measure.record import COUNTED, RunRecord, read_record
 from benchmark.measure.result import assemble, table
 from benchmark.names import is_own
 from benchmark.proof.prover import NOT_PROVED
@@ -133,7 +133,7 @@ def main() -> None:
         record = read_record(settings.output_dir / "result.json")
         note = "" if settings.strategy == "single" else f"gradient not proved: {prove_command(settings)}"
         gradient = {"gradient": NOT_PROVED if note else "ok"}
-        notes = filter(None, [note, busy(record.environment)])
+        notes = filter(None, [COUNTED, note, busy(record.environment)])
         print(table(record), *notes, json.dumps(record.summary() | gradient), sep="\n")
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from benchmark.measure.machine import machine_words
 from benchmark.measure.output import Json, Lines, latex, markdown, write_csv
-from benchmark.measure.record import SweepCell
+from benchmark.measure.record import COUNTED, SweepCell
 from benchmark.measure.rows import CellRuns, doubts, read_runs, row_of, timed
 from benchmark.names import command_parser
 from benchmark.strategies import STRATEGIES
@@ -163,7 +163,7 @@ def write_tables(folder: Path, with_latex: bool = False) -> Json:
     if rows:
         not_proved = sorted({row["strategy"] for row in rows.values() if row["gradient"] != "ok"})
         notes = [f"gradients not proved: {', '.join(not_proved)}; see benchmark.prove"] if not_proved else []
-        notes += [f"flagged: {line}" for line in flagged]
+        notes += [COUNTED, *(f"flagged: {line}" for line in flagged)]
         notes += ["{run}: {outcome}: {message}".format(**one) for one in failures]
         machine = machine_words(next(record.environment for _, record in timed(found)))
         write_scaling(folder, list(rows.values()), notes, machine, with_latex)

@@ -26,7 +26,6 @@ NORM_DEVIATION = {"fp32": 1e-2, "bf16": 0.1}
 
 Ends = tuple[float | None, float | None]  # of a 95 % interval; None: too few samples
 NO_ENDS: Ends = (None, None)
-COUNTED = "peak: of the worker with the most, the most memory that is alive in a step, beyond what was there before"
 
 
 @dataclass(frozen=True)

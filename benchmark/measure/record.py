@@ -12,6 +12,11 @@ from benchmark.names import is_own
 from benchmark.strategies import Label
 from common.errors import InputError
 
+COUNTED = (
+    "peak: the most memory that is allocated in a step, beyond what was there before the model, on the worker with the "
+    "most; a buffer counts whole, also where a small model fills a part of it (DeepSpeed's bucket: 26 MB)"
+)
+
 
 @dataclass(frozen=True)
 class Steps:
