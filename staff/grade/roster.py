@@ -24,6 +24,7 @@ from staff.grade.gradebook import GradedHandIn, write_table
 from staff.grade.texts import safe_cell
 
 POINTS = ("score", "max_score", "bonus", "max_bonus", "report", "max_report")
+UNREADABLE = "it cannot be read: see gradebook.csv"
 HEAD = ("id", "name", *POINTS, "hand-in", "due", "late", "notes")
 
 
@@ -152,6 +153,7 @@ def _line(person: Person, own: dict[str, list[GradedHandIn]], people: Sequence[P
     notes += [f"the best of {', '.join(row.name for row in hand_ins)}"] if len(hand_ins) > 1 else []
     notes += ["partners have other hand-ins"] if own[person.id] and len(names) > len(own[person.id]) else []
     notes += ["extension"] if person.extension else []
+    notes += [UNREADABLE] if best and best.run.get("unreadable") else []
     notes += ["Canvas says late"] if best and re.search(r"_LATE_\d", best.name) else []
     if best is None:
         result: list[str | float] = [*[""] * len(POINTS), "", person.counts, ""]
