@@ -111,8 +111,8 @@ def owners(hand_in: str, people: Sequence[Person]) -> set[str]:
         return any(other != span and other[0] <= span[0] and span[1] <= other[1] for other in found.values())
 
     ids = {id for id, span in found.items() if not is_part_of_another_id(span)}
-    begins = re.match(r"(\D+?)(?:late)?(?:\d|$)", _plain(hand_in))
-    by_name = {person.id for person in people if begins and begins[1] in _names(person)}
+    begins = "".join(re.findall(r"^\D+", _plain(hand_in)))
+    by_name = {person.id for person in people if {begins, begins.removesuffix("late")} & _names(person)}
     return ids or (by_name if len(by_name) == 1 else set())  # two people of one name: nothing is guessed
 
 
