@@ -94,5 +94,5 @@ def _too_fast(hand_in: HandedIn) -> Iterator[str]:
                 if fair and alone and time and alone.mean / time.mean > FASTER * bound:
                     factor = f"{alone.mean / time.mean:.2f} times as fast as {one.name} on {bound} cores"
                     said = disturbance(other_programs([record["processor"] for record in one.records]))
-                    busy = f" (its record says so: {said})" if said else ""
+                    busy = f" (its record says: {said.removeprefix('disturbed: ')})" if said else ""
                     yield f"impossible, unless {one.name} was disturbed{busy}: {run.name} is {factor}"
