@@ -202,8 +202,7 @@ def main() -> None:
     todo = [cell for cell in launches if not sweep.is_done(cell)]
     proofs: Proofs = {}
     if todo:
-        sweep.folder.mkdir(parents=True, exist_ok=True)
-        # The folder first: building takes minutes.
+        sweep.folder.mkdir(parents=True, exist_ok=True)  # before a build of minutes
         compile_operators({cell.label.strategy for cell in todo}, no_cuda)
         proofs = sweep.prove(todo)
     bar = tqdm(todo, desc="sweep")
