@@ -37,12 +37,12 @@ def close(got: ArrayLike | None, expected: ArrayLike, tolerance: Tolerance = FLO
     finite = np.isfinite(expected)
     if not np.array_equal(got[~finite], expected[~finite], equal_nan=True):
         return False
-    limit = tolerance.limit
+    limit: ArrayLike | None = tolerance.limit
     if limit is None:
         with np.errstate(over="ignore"):  # then the limit is infinite, and nothing is close
             limit = tolerance.slack * (1e-5 * np.linalg.norm(expected[finite]) + 1e-7 * tolerance.total)
-    limit = np.broadcast_to(limit, finite.shape)[finite]
-    return bool(np.all(np.isfinite(limit)) and np.all(np.abs(got[finite] - expected[finite]) <= limit))
+    limits = np.broadcast_to(limit, finite.shape)[finite]
+    return bool(np.all(np.isfinite(limits)) and np.all(np.abs(got[finite] - expected[finite]) <= limits))
 
 
 def matches(got: Any, value: Any, tolerance: Tolerance = FLOAT32) -> bool:
