@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from benchmark.strategies import STRATEGIES
 from cluster.demo.drawings import memory, remainder
 from common.data_partition import DataPartitioner
@@ -45,4 +47,4 @@ def test_the_picture_of_a_pipeline_has_each_box_at_its_time(tmp_path):
     assert {"F0", "F1", "F2", "B0", "B1", "B2", "partition 0"} <= set(texts(tmp_path / "trace.svg"))
     for colour in ("#8fbbe8", "#f2c179"):
         first, second, third = left_ends(tmp_path / "trace.svg", colour)
-        assert third - first == 3 * (second - first) > 0
+        assert third - first == pytest.approx(3 * (second - first), rel=1e-4) != 0
