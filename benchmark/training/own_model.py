@@ -49,6 +49,7 @@ class ModelWithLoss(nn.Module):
     ) -> None:
         super().__init__()
         self.model, self.loss, self.metric = model, loss, metric
+        self.config = getattr(model, "config", None)
         self.blocks = None if blocks is None else tuple(blocks)  # a list of modules would not be registered either
 
     def forward(self, **batch: Tensor) -> LossOutput:
