@@ -13,6 +13,7 @@ from common.errors import InputError
 from common.paths import ROOT
 from course.choices import scaled
 from course.table import load_course, read_course, score_of
+from staff.course import table
 from staff.grade.submissions import clean_files
 from staff.handout.assemble import assemble
 from staff.tests.handouts import copied
@@ -82,6 +83,18 @@ def test_the_first_25_lines_are_the_course_and_the_rest_of_the_table_is_not_need
     table = tomllib.loads(first.partition("\n# === ")[0])
     assert {"name", "title", "tasks", "graded", "total", "bonus"} <= table.keys() and "due.1 = " in first
     assert "[task." not in first
+
+
+def test_the_table_has_each_task_with_its_points_and_date_once_and_every_region(tmp_path):
+    course, _ = edited(tmp_path, due={"b": "2026-02-13T23:59:00Z"})
+
+    _, _, *lines = table(course)
+
+    heads = [line.split()[:2] for line in lines if re.match(r"\w+ +\+?\d+ ", line)]
+    assert [task for task, _ in heads] == [*course.tasks]
+    assert sum(int(points) for _, points in heads) == course.total + course.bonus
+    assert sum("2026-02-13 23:59 UTC" in line for line in lines) == 1
+    assert all(f" {id} ({row.points})" in " ".join(lines) for id, row in course.regions.items())
 
 
 @pytest.mark.parametrize(
