@@ -85,18 +85,18 @@ def wrong_calls(calls: Sequence[Sequence[Call]]) -> str | None:
     # TODO(cos598d) b.18: [4] to [6] compare the calls of all ranks; begin with return None (about 16 lines)
     # BEGIN SOLUTION b.18
     messages: Counter[tuple] = Counter()  # those that are sent and not received
-    for rank, own in enumerate(calls):
-        if not own and len(calls) > 1:
+    for rank, called in enumerate(calls):
+        if not called and len(calls) > 1:
             return f"rank {rank} has called nothing"
-        for call in own:
+        for call in called:
             if not call.finished:
                 return f"rank {rank}: its {call.name} of {call.numel} elements is not finished"
             if call.name == "send":
                 messages[rank, call.peer, call.numel, call.dtype] += 1
-            if call.name == "recv":
+            elif call.name == "recv":
                 messages[call.peer, rank, call.numel, call.dtype] -= 1
-    collectives = [[call for call in own if call.name not in ("send", "recv")] for own in calls]
-    if any(own != collectives[0] for own in collectives):
+    collectives = [[call for call in called if call.name not in ("send", "recv")] for called in calls]
+    if any(called != collectives[0] for called in collectives):
         return "the ranks have called different collectives"
     if any(messages.values()):
         return "a message was sent and not received, or the other way round"

@@ -42,9 +42,7 @@ def evidence(step: Step) -> str:
     for name, right in step.right.items():
         for rank, held in enumerate(step.after[name]):
             if (("after", rank, name) in step.missing) != (name == "unused"):
-                return (
-                    f"rank {rank}, {name}: expected {'None, got zeros' if name == 'unused' else 'a gradient, got None'}"
-                )
+                return f"rank {rank}, {name}: None where it needs the mean, or zeros where it needs None"
             if not np.array_equal(held, right[rank]):
                 return difference(f"rank {rank}, {name}", held, right[rank])
     return "every rank holds the mean: look at the calls"
