@@ -24,11 +24,11 @@ from common.flags import (
     whole_number,
 )  # fmt: skip
 from common.paths import ROOT
+from common.script_defaults import script_defaults
 from common.workers.place import COURSE_PORT, PORT, place_starter, place_worker
 from common.workers.rows import STOPPED_FILE
 
 TIMELINE_STEPS = 3  # if --timeline names no number
-GLUE_TASKS = ("cola", "sst-2", "mrpc", "sts-b", "qqp", "mnli", "mnli-mm", "qnli", "rte", "wnli")
 Config = TypeVar("Config", bound=RunConfig)
 Glue = TypeVar("Glue", bound=GlueConfig)
 Gpt2 = TypeVar("Gpt2", bound=Gpt2Config)
@@ -71,20 +71,21 @@ def _glue_config(kind: type[Glue], task: str, flags: Namespace) -> Glue:
     sample = flags.data_dir is None
     place = place_worker(flags, os.environ)
     neither = not (flags.do_train or flags.do_eval)
+    defaults = script_defaults()
     # The sample is made so that a tiny model can learn it in seconds: that needs a larger learning rate than BERT's.
     config = complete(
         kind, task, flags, place,
-        model_name_or_path=flags.model_name_or_path or ("tiny" if sample else "bert-base-cased"),
+        model_name_or_path=flags.model_name_or_path or ("tiny" if sample else defaults.bert),
         learning_rate=or_default(flags.learning_rate, SAMPLE_GLUE["learning_rate"] if sample else 5e-5),
         num_train_epochs=or_default(flags.num_train_epochs, SAMPLE_GLUE["epochs"] if sample else 3),
         max_seq_length=or_default(flags.max_seq_length, SAMPLE_GLUE["max_seq_length"] if sample else 128),
         per_gpu_train_batch_size=or_default(flags.per_gpu_train_batch_size, max(1, 64 // place.world_size)),
         do_train=flags.do_train or neither,
         do_eval=flags.do_eval or neither,
-        task_name=flags.task_name.lower(),
+        task_name=(flags.task_name or ("rte" if sample else defaults.task_name)).lower(),
     )  # fmt: skip
-    if config.task_name not in GLUE_TASKS:
-        raise InputError(f"--task_name: expected one of {', '.join(GLUE_TASKS)}; got {config.task_name!r}")
+    if config.task_name not in defaults.tasks:
+        raise InputError(f"--task_name: expected one of {', '.join(defaults.tasks)}; got {config.task_name!r}")
     if sample and config.task_name != "rte":
         raise InputError(
             f"--task_name {config.task_name}: the embedded sample has RTE alone; download this task with "
@@ -206,7 +207,7 @@ def _gpt2_config(kind: type[Gpt2], task: str, run_name: str, flags: Namespace, p
     config = complete(
         kind, run_name, flags, place,
         task=task,
-        model_name_or_path=flags.model_name_or_path or ("tiny" if sample else "gpt2"),
+        model_name_or_path=flags.model_name_or_path or ("tiny" if sample else script_defaults().gpt2),
         learning_rate=or_default(flags.learning_rate, SAMPLE_GPT2["learning_rate"] if sample else 1e-4),
         model_max_length=or_default(flags.model_max_length, SAMPLE_GPT2["model_max_length"] if sample else 128),
         **chosen,
@@ -281,7 +282,8 @@ def _add_glue_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--model_type", choices=("bert",), default="bert", help="architecture of the model")
     add("--config_name", default="", help="configuration (default: the model's own)")
-    add("--task_name", default="RTE", help=f"GLUE task: {', '.join(GLUE_TASKS)} (%(default)s)")
+    defaults = script_defaults()
+    add("--task_name", help=f"GLUE task: {', '.join(defaults.tasks)} ({defaults.task_name})")
     add("--do_train", action="store_true", help="train (with neither --do_train nor --do_eval, the script does both)")
     add("--do_eval", action="store_true", help="evaluate on the dev set after every epoch")
     add("--do_lower_case", action="store_true", help="convert the text to lower case, for an uncased model")

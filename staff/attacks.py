@@ -112,6 +112,9 @@ def of_the_class(out: Path, solved: str, untouched: str, around: Decoys) -> Iter
 
 def run_mode(mode: str, attacks: Sequence[Attack], jobs: int) -> Counter[str]:
     """Grade the class as the user that this process is."""
+    staff = ROOT / "staff"
+    if not os.access(staff, os.R_OK | os.X_OK):
+        raise InputError(f"--mode {mode}: this user cannot read {staff}; use a clone that others can read")
     held = probe()
     missing = [wall for wall in CONFINING if not held[wall] and wall != "user"]
     print(f"{mode}: {held['level']}{'; NOT AVAILABLE HERE: ' * bool(missing)}{', '.join(missing)}", flush=True)

@@ -2,16 +2,15 @@
 
     <data_dir>/train.tsv, dev.tsv -> Example(text_a, text_b, label) -> features (N, T) -> Features (a TensorDataset)
 
-The format differs per task (with or without a header, 3 to 12 columns); TASKS describes the columns. Fields contain
+The format differs per task (with or without a header, 3 to 12 columns); glue_tasks.py describes it. Fields contain
 unbalanced quotes, so lines are split on tabs and quotes are kept. Some files start with a byte order mark.
 Hugging Face datasets would read them, too, but the first run of SST-2 took 18.7 s with it, 1.5 s with this reader, and
 its errors name no line of a file.
-Source: Wang et al., GLUE: A Multi-Task Benchmark and Analysis Platform, ICLR 2019, tables 1 and 6.
 """
 
 import contextlib
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -20,52 +19,15 @@ from torch.utils.data import TensorDataset
 
 from common.cache import read_cached
 from common.config import GlueConfig
+from common.data.glue_tasks import GlueTask
 from common.data.sample_data import glue_sample_dir
 from common.errors import InputError, reading
 from common.models.load import tokenizer_fingerprint
 from common.paths import cache_dir
+from common.script_defaults import script_defaults
 
 CACHE_VERSION = 2
-
-
-@dataclass(frozen=True)
-class GlueTask:
-    """The columns of a task's texts and labels: header names, or numbers if a file has no header."""
-
-    text_a: str | int
-    text_b: str | None
-    label: str | int
-    labels: tuple[str, ...]  # empty: a regression task
-    metrics: tuple[str, ...]
-    train: str = "train.tsv"
-    dev: str = "dev.tsv"
-    known_broken_rows: bool = False  # the published file itself has a few rows with missing columns
-
-    @property
-    def is_regression(self) -> bool:
-        return not self.labels
-
-    @property
-    def num_labels(self) -> int:
-        return len(self.labels) or 1
-
-
-_ENTAILMENT = ("entailment", "not_entailment")
-_MNLI = GlueTask(
-    "sentence1", "sentence2", "gold_label", ("contradiction", "entailment", "neutral"), ("acc",), dev="dev_matched.tsv"
-)
-TASKS = {
-    "cola": GlueTask(3, None, 1, ("0", "1"), ("mcc",)),
-    "sst-2": GlueTask("sentence", None, "label", ("0", "1"), ("acc",)),
-    "mrpc": GlueTask("#1 String", "#2 String", "Quality", ("0", "1"), ("acc", "f1")),
-    "sts-b": GlueTask("sentence1", "sentence2", "score", (), ("pearson", "spearmanr")),
-    "qqp": GlueTask("question1", "question2", "is_duplicate", ("0", "1"), ("acc", "f1"), known_broken_rows=True),
-    "mnli": _MNLI,
-    "mnli-mm": replace(_MNLI, dev="dev_mismatched.tsv"),
-    "qnli": GlueTask("question", "sentence", "label", _ENTAILMENT, ("acc",)),
-    "rte": GlueTask("sentence1", "sentence2", "label", _ENTAILMENT, ("acc",)),
-    "wnli": GlueTask("sentence1", "sentence2", "label", ("0", "1"), ("acc",)),
-}
+TASKS = script_defaults().tasks  # read once, at import: the scripts look a task up by its name
 
 
 @dataclass(frozen=True)

@@ -199,6 +199,53 @@ def test_a_changed_course_gives_all_points_to_its_solution_and_none_to_its_hando
     assert (figures["tried"], figures["failed"], code) == (8, [], 0), "\n".join(lines)
 
 
+# --- own data and models ---
+
+REVIEWS = 'scripts.tasks.reviews = { text_a = "review", label = "stars", labels = ["bad", "good"] }\n'
+OWN = REVIEWS + 'scripts.task_name = "Reviews"\nscripts.bert = "tiny"\n'
+
+
+def with_scripts(text, lines):
+    """The table with these lines instead of those that begin with `scripts.`."""
+    others, count = re.subn(r"\nscripts\.\w+ = .*", "", text)
+    assert count == 3
+    return others.replace("\ncarried", f"\n{lines}carried", 1)
+
+
+def test_a_row_is_enough_for_own_data_and_an_own_model(tree, tmp_path):
+    change(tree, lambda text: with_scripts(text, OWN))
+    for name, labels in {"train": ["good", "bad"] * 8, "dev": ["good"] * 3}.items():
+        lines = ["stars\treview", *(f"{label}\tit was {label}" for label in labels)]
+        (tmp_path / f"{name}.tsv").write_text("\n".join(lines) + "\n")
+    words = ["task1_single/run_glue.py", "--data_dir", str(tmp_path), "--num_train_epochs", "1", "--no_cuda"]
+
+    subprocess.run([sys.executable, *words, "--output_dir", str(tmp_path / "run")], cwd=tree, check=True)
+
+    record = json.loads((tmp_path / "run/rank0.json").read_text())
+    assert (record["examples"], record["config"]["task_name"]) == ({"train": 16, "dev": 3}, "reviews")
+    assert list(record["evaluations"][0]["metrics"]) == ["acc"]
+
+
+@pytest.mark.parametrize(
+    "line, words",
+    [
+        ("scripts.bret = 'tiny'", "unknown key scripts.bret"),
+        ("scripts.bert = ''", "scripts.bert: expected a text"),
+        ("scripts.task_name = 'reviews'", "scripts.task_name: expected one of cola, .*; got 'reviews'"),
+        ("scripts.tasks.reviews = { text_a = 'review' }", "tasks.reviews: expected text_a and label"),
+        ("scripts.tasks.reviews = { text_a = 'review', label = 1 }", "expected names of the header, or numbers"),
+        ("scripts.tasks.r = { text_a = 1, label = 0, labels = [0, 1] }", "expected labels in quotes"),
+        ("scripts.tasks.r = { text_a = 1, label = 0, metrics = ['bleu'] }", "metrics out of acc"),
+    ],
+)
+def test_a_wrong_row_of_own_data_is_said_in_one_line(tmp_path, line, words):
+    text = (ROOT / "course.toml").read_text(encoding="utf-8")
+    (tmp_path / "course.toml").write_text(with_scripts(text, line + "\n"))
+
+    with pytest.raises(InputError, match=words):
+        read_course(tmp_path / "course.toml")
+
+
 # --- what follows ---
 
 

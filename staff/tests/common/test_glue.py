@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from common.arguments import GLUE_TASKS, parse_glue_arguments
+from common.arguments import parse_glue_arguments
 from common.data.glue import TASKS, glue_metrics, load_glue, read_examples
 from common.errors import InputError
 from common.evaluation import evaluate
@@ -64,7 +64,7 @@ def texts_of(features, tokenizer):
     return [tokenizer.decode(item["input_ids"], skip_special_tokens=True) for item in features]
 
 
-@pytest.mark.parametrize("task", GLUE_TASKS)
+@pytest.mark.parametrize("task", TASKS)
 def test_a_run_reads_the_texts_and_labels_of_its_task_from_the_training_and_the_dev_file(data, tokenizer, task):
     header, texts, label, labels = COLUMNS[task]
     for name, word in WORDS.items():
