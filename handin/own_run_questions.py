@@ -7,6 +7,8 @@ what usual mistakes would give: the other rank, the first iteration counted, a s
 give the answer away by its size, other numbers are among them.
 """
 
+import itertools
+import operator
 import random
 import re
 import statistics
@@ -32,6 +34,8 @@ ALIKE = {  # the same for all whose code and seed are equal
 }  # fmt: skip
 CLOSE = 0.08  # two numbers that differ by less than this share are one choice
 CHOICES = 4
+FEWEST = 3  # messages of which one is asked for
+NUMBER = re.compile(r"-?\d+(?:[.,]\d+)?(?:e[+-]?\d+)?")
 CALL = re.compile(r"\b(?:dist|distributed)\.(\w+)\(|\.(backward|step)\(|\bDistributedDataParallel\(")
 
 
@@ -54,15 +58,17 @@ class OwnRunQuestion:
     where: str
 
     def is_right(self, given: str) -> bool:
-        """Return whether this is the letter of the answer, the answer itself, or a number close to it."""
+        """Return whether this is the letter of the answer, the answer itself or its number, such as 2 for "rank 2"; a
+        number that was measured may be a close one."""
         given = given.strip().casefold()
-        if given in ("abcdefgh"[self.choices.index(self.answer)], self.answer.casefold()):
+        if given.rstrip(".)") == "abcdefgh"[self.choices.index(self.answer)] or given == self.answer.casefold():
             return True
-        try:
-            value, right = float(given.split()[0]), float(self.answer.split()[0])
-        except (ValueError, IndexError):
+        found, right = NUMBER.search(given), NUMBER.search(self.answer)
+        if found is None or right is None:
             return False
-        return abs(value - right) <= CLOSE / 2 * abs(right)
+        value, wanted = (float(number[0].replace(",", ".")) for number in (found, right))
+        is_measured = self.answer.startswith(right[0])
+        return abs(value - wanted) <= CLOSE / 2 * abs(wanted) * is_measured
 
 
 @dataclass(frozen=True)
@@ -137,14 +143,18 @@ def _choices(drawn: _Drawn, rng: random.Random) -> list[str]:
         return [*dict.fromkeys(map(str, (drawn.answer, *drawn.wrong)))][:CHOICES]
     kept = [drawn.answer]
     below = rng.randrange(CHOICES)  # drawn, so that nobody gets far by taking the second largest number each time
-    for is_below, count in ((True, below), (False, CHOICES - 1 - below)):
+    for is_below, size in (
+        (True, 1 + below),
+        (False, CHOICES),
+        (True, CHOICES),
+    ):  # again: a share has little room above
         mistakes = [float(of) for of in drawn.wrong if (float(of) < drawn.answer) == is_below]
-        others = [drawn.answer * (0.7 if is_below else 1.4) ** power for power in range(1, CHOICES + 2)]
-        for value in (*mistakes, *others):
+        # Drawn, too: from fixed proportions one could tell which number the others were made from.
+        factors = [rng.uniform(*((0.6, 0.85) if is_below else (1.2, 1.7))) for _ in range(2 * CHOICES)]
+        for value in (*mistakes, *(drawn.answer * factor for factor in itertools.accumulate(factors, operator.mul))):
             new = all(abs(value - of) > CLOSE * max(abs(value), abs(of)) for of in kept)
-            if new and count and not (drawn.unit == "%" and value > 100):
+            if new and len(kept) < size and not (drawn.unit == "%" and value > 100):
                 kept.append(value)
-                count -= 1
     return [f"{_digits(value)} {drawn.unit}".strip() for value in kept]
 
 
@@ -305,6 +315,8 @@ def _last_to_arrive(subject: Subject, rng: random.Random) -> _Drawn:
 def _longest_message(subject: Subject, rng: random.Random) -> _Drawn:
     run, timeline = _timeline(subject, rng, *SEVERAL)
     number, by_rank = _messages(timeline, rng)
+    if len(by_rank[0]) < FEWEST:
+        raise ValueError("too few to choose from")
     by_time = sorted(range(len(by_rank[0])), key=lambda i: by_rank[0][i].start - by_rank[0][i].end)
     wrong = [f"number {i + 1}" for i in [*by_time[1:3], len(by_rank[0]) - 1, 0] if i != by_time[0]]
     text = f"{_name(run)}, step {number}: which of rank 0's collectives takes longest (counted from 1)?"

@@ -5,7 +5,8 @@
 
 canvas: the grade book, as Grades > Export gives it. moodle: the grading worksheet of the assignment. The class must be
 graded with --roster. A row belongs to a person if one of its cells is the id, an address that begins with the id, or
-"Participant ID". All other cells stay what they are, and so do rows of people without a hand-in.
+"Participant ID". All other cells stay what they are, and so do rows of people without a hand-in. Moodle silently skips
+points above the maximum, which a bonus can give: then the maximum is written, and a note says so.
 """
 
 import argparse
@@ -29,7 +30,7 @@ def read_table(path: Path) -> list[Row]:
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"{path}: expected a table in UTF-8, with commas between its columns; got {error}") from None
     if not rows or any(None in row or None in row.values() for row in rows):
-        raise InputError(f"{path}: expected a heading, and rows with as many cells; export it again")
+        raise InputError(f"{path}: expected a heading, and rows with as many cells and commas between; export it again")
     return rows
 
 
@@ -58,8 +59,8 @@ def ids_in(row: Row) -> set[str]:
     return {*cells, *(cell.partition("@")[0] for cell in cells), *(cell.removeprefix("participant ") for cell in cells)}
 
 
-def fill(rows: Sequence[Row], column: str, grades: dict[str, Row]) -> set[str]:
-    """Write the points of each person into a column. Return the ids for which there is a row.
+def fill(rows: Sequence[Row], column: str, cells: dict[str, str]) -> set[str]:
+    """Write the `cells` of each person into a column. Return the ids for which there is a row.
 
     Raises:
         InputError: no such column, or a row with the ids of two people.
@@ -68,11 +69,11 @@ def fill(rows: Sequence[Row], column: str, grades: dict[str, Row]) -> set[str]:
         raise InputError(f"--column: expected one of {', '.join(map(repr, rows[0]))}; got {column!r}")
     filled = set[str]()
     for row in rows:
-        ids = ids_in(row) & grades.keys()
+        ids = ids_in(row) & cells.keys()
         if len(ids) > 1:
             raise InputError(f"a row has the ids of several people ({', '.join(sorted(ids))}); choose other ids")
         for id in ids:
-            row[column] = points(grades[id])
+            row[column] = cells[id]
         filled |= ids
     return filled
 
@@ -104,11 +105,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.report and not (grades := of_report(grades)):
         raise InputError(f"{options.graded}: no report has points yet; run staff.rubric --enter first")
     column = options.column or MOODLE_GRADE
-    filled = fill(rows, column, grades)
-    expected, most = (
-        most_points(options.platform, rows, column),
-        max(float(row["max_score"]) for row in grades.values()),
-    )
+    if not grades:
+        raise InputError(f"{options.graded}/{GRADES}: nobody in it has points; its notes say why")
+    cells = {id: points(row) for id, row in grades.items()}
+    most = max(float(row["max_score"]) for row in grades.values())
+    if options.platform == "moodle":
+        for id in sorted(id for id, cell in cells.items() if float(cell) > most):
+            print(f"note: {grades[id]['id']} has {cells[id]} points; Moodle takes at most {most:g}", file=sys.stderr)
+            cells[id] = f"{most:g}"
+    filled = fill(rows, column, cells)
+    expected = most_points(options.platform, rows, column)
     if expected is not None and expected != most:
         raise InputError(
             f"the platform expects at most {expected:g} points, the course has {most:g}: set {most:g} there"

@@ -23,7 +23,10 @@ from staff.reports.handed_in import HandedIn, unpacked
 def sheet(hand_in: HandedIn, count: int, seed: str) -> str:
     """Return the questions in Markdown, the answer first in bold."""
     text = f"# Questions for {hand_in.name}\n\n"
-    for number, question in enumerate(draw(hand_in.subject, count, seed or hand_in.name), start=1):
+    if not (questions := draw(hand_in.subject, count, seed or hand_in.name)):
+        text += "No question can be asked: it has no records of runs.\n"
+    text += "".join(f"- {line}\n" for line in hand_in.problems)
+    for number, question in enumerate(questions, start=1):
         wrong = " · ".join(choice for choice in question.choices if choice != question.answer)
         text += f"{number}. {question.text}\n   **{question.answer}** ({question.where}); not {wrong}\n"
     if at_home := hand_in.answered_at_home():

@@ -18,6 +18,8 @@ import html
 import itertools
 import json
 import math
+import os
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -152,7 +154,13 @@ def main() -> None:
     course = load_course()
     with unpacked([*arguments.submissions, *arguments.against], course) as hand_ins:
         code = {of.name: regions_of(of.code, course) for of in hand_ins} | {OURS: regions_of(solved_files(), course)}
-    names = [of.name for of in hand_ins][: len(arguments.submissions)]
+    looked_at = {Path(os.path.abspath(path)) for path in arguments.submissions}
+    names = [of.name for of in hand_ins if of.path in looked_at]
+    for of in hand_ins:
+        if not code[of.name]:
+            print(
+                f"note: {of.name} is not compared: {'; '.join(of.problems) or 'no region is solved'}", file=sys.stderr
+            )
     found = pairs(code, names)
     for pair in found:
         print(f"{pair.share:4.0%}  {' and '.join(pair.names)}: {', '.join(pair.regions[:8])}")

@@ -116,7 +116,7 @@ class Grading:
             if row := self._kept(submission, fingerprint):
                 return row, False
             run: dict[str, Any] = {
-                "notes": opened.notes,
+                "notes": [*submission.notes, *opened.notes],
                 "digest": fingerprint,
                 "hand_in": opened.digest,
                 "called": original_name(submission.path),
@@ -130,7 +130,7 @@ class Grading:
                 "measured": opened.measured,
             }
             if opened.why:
-                run["notes"] = [opened.why]
+                run["notes"] = [opened.why, *submission.notes]
                 crash = {"status": "crashed", "observed": "", **dict.fromkeys(("cause", "kind", "message"), opened.why)}
                 tests = [test | crash for test in self.catalogue]
             else:

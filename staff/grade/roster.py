@@ -125,8 +125,25 @@ def _names(person: Person) -> set[str]:
     return {_plain("".join(order)) for order in (words, words[-1:] + words[:-1], words[1:] + words[:1]) if words}
 
 
+def coverage(people: Sequence[Person], hand_ins: Sequence[str]) -> str:
+    """Return a line that names those without a hand-in, their own or a partner's, and hand-ins that are nobody's."""
+    own = {name: owners(name, people) for name in hand_ins}
+    with_one = set[str]().union(*own.values())
+    without = [person.id for person in people if not {person.id, *_partners(person, people)} & with_one]
+    nobodys = [name for name, ids in own.items() if not ids]
+    return f"roster: without a hand-in: {_named(without)}; hand-ins of nobody in it: {_named(nobodys)}"
+
+
+def _named(names: Sequence[str]) -> str:
+    return f"{len(names)} ({', '.join(names[:5])}{', ...' if len(names) > 5 else ''})" if names else "none"
+
+
+def _partners(person: Person, people: Sequence[Person]) -> set[str]:
+    return {*person.partners.split(), *(other.id for other in people if person.id in other.partners.split())}
+
+
 def _line(person: Person, own: dict[str, list[GradedHandIn]], people: Sequence[Person]) -> list[str | float]:
-    partners = {*person.partners.split(), *(other.id for other in people if person.id in other.partners.split())}
+    partners = _partners(person, people)
     theirs = [row for id in sorted(partners) for row in own[id]]
     hand_ins = own[person.id] or theirs
     best = max(hand_ins, key=lambda row: row.report["score"] + row.report.get("bonus", 0), default=None)

@@ -22,15 +22,26 @@ from staff.grade.unpack import ARCHIVES
 from staff.handout.regions import for_students
 
 LONGEST_NAME = 80  # characters; at most twice as many bytes
+OF_A_STUDENT = re.compile(r"(?P<who>.+?_\d+)_(\d+|assignsubmission_file)_(?P<file>.+)")
+CODE = (".py", ".ipynb")
 
 
 @dataclass(frozen=True)
 class Submission:
-    """What was handed in, the name under which its results are kept, and when it was handed in, if a table says so."""
+    """What was handed in, the name under which its results are kept, and when it was handed in, if a table says so.
+
+    `beside`: the student's other files in the download of a platform.
+    """
 
     name: str
     path: Path
     submitted: str = ""
+    beside: tuple[str, ...] = ()
+
+    @property
+    def notes(self) -> list[str]:
+        """What student and staff should know about the files beside it."""
+        return [f"also handed in, and not part of this: {', '.join(self.beside)}"] if self.beside else []
 
 
 def name_all(paths: Sequence[Path], kept: Mapping[str, str] | None = None) -> list[Submission]:
@@ -39,9 +50,12 @@ def name_all(paths: Sequence[Path], kept: Mapping[str, str] | None = None) -> li
     `kept`: names under which results are kept already -> the original name of the hand-in, which alone may have it.
 
     What is added depends on the path alone, so the same hand-in has the same name in every run over this class. A path
-    that is given twice is one submission.
+    that is given twice is one submission. Of the files of one student in a download, only archives are hand-ins.
     """
     paths = list(dict.fromkeys(Path(os.path.abspath(path)) for path in paths if path.name != METADATA))
+    of_student = _of_student(paths)
+    with_archive = {of_student[path][0] for path in paths if path in of_student and _is_archive(path)}
+    paths = [path for path in paths if _is_archive(path) or of_student.get(path, ("",))[0] not in with_archive]
     originals = [original_name(path) for path in paths]
     names = list(map(_clean, originals))
     owners = {_same_file(name): owner for name, owner in (kept or {}).items()}
@@ -58,7 +72,13 @@ def name_all(paths: Sequence[Path], kept: Mapping[str, str] | None = None) -> li
             for name, path, is_taken in zip(names, paths, taken, strict=True)
         ]
     times = [entry.submitted if (entry := exported(path)) else "" for path in paths]
-    return [Submission(*fields) for fields in zip(names, paths, times, strict=True)]
+    beside = [
+        tuple(file for other, (who, file) in of_student.items() if other != path and who == of_student[path][0])
+        if path in of_student and _is_archive(path)
+        else ()
+        for path in paths
+    ]
+    return [Submission(*fields) for fields in zip(names, paths, times, beside, strict=True)]
 
 
 def _longer_name(name: str, path: Path, attempt: int) -> str:
@@ -68,12 +88,15 @@ def _longer_name(name: str, path: Path, attempt: int) -> str:
     return f"{name}-{_short_digest(path.name if attempt == 1 else str(path))}"
 
 
-def without_companions(paths: Sequence[Path]) -> list[Path]:
-    """Of a student's files in a download of Canvas, such as `byronada_LATE_4711_88217_hw.zip` and a report beside it,
-    only archives: they are the hand-in."""
-    of_student = {path: match[1] for path in paths if (match := re.fullmatch(r"(.+?_\d+)_\d+_.+", path.name))}
-    archives = {of_student.get(path) for path in paths if path.name.lower().endswith(ARCHIVES)}
-    return [path for path in paths if path.name.lower().endswith(ARCHIVES) or of_student.get(path, "") not in archives]
+def _of_student(paths: Sequence[Path]) -> dict[Path, tuple[str, str]]:
+    """Return whose each file of a download is, and what the student called it: Canvas writes
+    `byronada_LATE_4711_88217_hw.zip`, Moodle without folders `Ada Byron_4711_assignsubmission_file_hw.zip`."""
+    names = {path: OF_A_STUDENT.fullmatch(path.name) for path in paths}
+    return {path: (f"{path.parent}/{match['who']}", match["file"]) for path, match in names.items() if match}
+
+
+def _is_archive(path: Path) -> bool:
+    return path.name.lower().endswith(ARCHIVES)
 
 
 def original_name(path: Path) -> str:
@@ -125,8 +148,10 @@ def choose(folder: Path, course: Course) -> tuple[dict[str, bytes], list[str]]:
     files: dict[str, bytes] = {}
     notes = []
     names = []
+    elsewhere = []
     for parts in paths:
         if parts[: len(base)] != base:
+            elsewhere += ["/".join(parts)] * parts[-1].endswith(CODE)
             continue
         top, *rest = parts[len(base) :]
         name = "/".join([our_names.get(top.lower(), top), *rest])
@@ -135,10 +160,19 @@ def choose(folder: Path, course: Course) -> tuple[dict[str, bytes], list[str]]:
             notes.append(f"{'/'.join(parts)} was ignored because {name} was also submitted")
         elif rest and course.may_student_change(name):
             files[name] = folder.joinpath(*parts).read_bytes()
+        elif name.endswith(CODE) and not (ROOT / name).exists():  # other files of the handout need no word
+            elsewhere.append("/".join(parts))
     if not files:
         folders = ", ".join(f"{task.submitted_as} or {task.folder}" for task in list(course.tasks.values())[:2])
-        raise InputError(f"expected the folders of the course ({folders}, ...), got none; put them into the zip")
+        got = _some(["/".join(parts) for parts in paths]) or "no file"
+        raise InputError(f"expected the folders of the course ({folders}, ...), got {got}; put them into one zip")
+    if elsewhere:
+        notes.append(f"ignored, since it is in no folder of the course that can be changed: {_some(elsewhere)}")
     return files, notes + missing_lessons(names, course)
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def missing_lessons(names: Sequence[str], course: Course) -> list[str]:

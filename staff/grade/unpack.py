@@ -24,6 +24,7 @@ LARGEST_FILE = 16 << 20  # bytes
 MOST_BYTES = 64 << 20  # of all files together
 LARGEST_ARCHIVE = 64 << 20  # bytes, packed
 LARGEST_TAR = 1 << 30  # bytes, unpacked, what is left out included
+KINDS = {b"PK": "a damaged zip", b"Rar!": "a RAR archive", b"7z\xbc\xaf": "a 7z archive", b"%PDF": "a PDF"}
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
 DEEPEST, LONGEST = 12, 200  # parts of a path, characters of it
 LONGEST_PART = 255  # bytes: what a file system takes
@@ -161,10 +162,13 @@ def _take_archive(path: Path, taker: _Taker) -> None:
                     _take_zip(archive, taker)
                 return
             file.seek(0)
+            begin = file.read(8)
+            file.seek(0)
             try:
                 tar = tarfile.open(fileobj=file)  # noqa: SIM115 (closed below; what fails here is no tar)
             except tarfile.ReadError:
-                raise taker.refuse("a folder, zip or tar", "neither") from None
+                got = next((kind for start, kind in KINDS.items() if begin.startswith(start)), "neither")
+                raise taker.refuse("a folder, zip or tar", got if begin else "an empty file") from None
             with tar:
                 _take_tar(tar, taker)
     except InputError:
@@ -237,6 +241,7 @@ def _take_folder(path: Path, taker: _Taker) -> None:
         for file in files:
             if file not in archives:
                 taker.leave_out(file.name, f"beside {archives[0].name}")
+        taker.source = archives[0].name
         _take_archive(archives[0], taker)
         return
     inside = Counter(_identity(file.lstat()) for file in files)

@@ -30,8 +30,8 @@ from staff.grade.gradebook import GradedHandIn
 from staff.grade.hand_ins import DEADLINE, Grading, grader_files, not_graded_here
 from staff.grade.hidden_tests import hidden_files
 from staff.grade.own_process import Unfinished, run_apart
-from staff.grade.roster import read_roster
-from staff.grade.submissions import Submission, name_all, without_companions
+from staff.grade.roster import coverage, read_roster
+from staff.grade.submissions import Submission, name_all
 from staff.sandbox.graded_run import refuse_exposed
 
 MOST_UNREADABLE = 1 / 5  # of the hand-ins of one run; more are hardly all the students' own fault
@@ -104,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     refuse_exposed([ROOT, options.out, Path(tempfile.gettempdir()), *options.submissions])
     if options.roster:
         read_roster(options.roster)  # what is wrong with it is said now, and not after hours
-    submissions = name_all(without_companions(options.submissions), result_store.original_names(options.out))
+    submissions = name_all(options.submissions, result_store.original_names(options.out))
     to_grade = in_part(submissions, options.part)
     start = time.monotonic()
     with result_store.at_work(options.out, options.part.replace("/", "-of-")) as scratch:
@@ -137,6 +137,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     of_these = len({row["name"] for row in rows} & set(names))
     earlier = f", and {len(rows) - of_these} from earlier runs" if len(rows) > of_these else ""
     print(f"{of_these} of {len(submissions)} graded{earlier}: {options.out}/index.html, {options.out}/gradebook.csv")
+    if (roster := options.out / ROSTER).exists():
+        print(coverage(read_roster(roster), [row["name"] for row in rows]))
     if too_many := figures["unreadable"] > MOST_UNREADABLE * figures["submissions"]:
         words = "is this how your platform packs them? see each one's note in the grade book"
         print(f"warning: {figures['unreadable']} of {figures['submissions']} cannot be read: {words}", file=sys.stderr)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from course.table import Course
 
 REGION = re.compile(r"\| ([0-9a-z]+\.[0-9]+) \|.*\| \d+ \|")
-SUM = re.compile(r"\| (?:[0-9a-z.]+ to [0-9a-z.]+ )?\|.*\b(total|bonus)\b.*\| \d+ \|")
+SUM = re.compile(r"\| (?:[0-9a-z.]+ to [^|]+ )?\|.*\b(total|bonus)\b.*\| \d+ \|")
 OF_ALL = re.compile(r"(\b[Tt]he )100( points\b|[.,;]? )")  # in sentences: "the 100 points", "on top of the 100"
 LAST_NUMBER = re.compile(r"\d+(?= \|$)")
 

@@ -24,6 +24,7 @@ class HandedIn:
     """One hand-in. `code` has our names of the files; `problems` says what could not be read."""
 
     name: str
+    path: Path
     report: str
     answers: dict[str, str]
     code: dict[str, bytes]
@@ -81,4 +82,4 @@ def _read(name: str, path: Path, folder: Path, course: Course) -> HandedIn:
             problems.append(str(error))
     runs = find_runs(base / "runs", base / "submit_figures")
     asked = next((path.read_text("utf-8", "replace") for path in sorted(folder.rglob(FILE))), "")
-    return HandedIn(name, report, answers, code, runs, own_figures(runs), asked, problems)
+    return HandedIn(name, path, report, answers, code, runs, own_figures(runs), asked, problems)

@@ -238,12 +238,11 @@ def test_a_row_is_enough_for_own_data_and_an_own_model(tree, tmp_path):
         ("scripts.tasks.r = { text_a = 1, label = 0, metrics = ['bleu'] }", "metrics out of acc"),
     ],
 )
-def test_a_wrong_row_of_own_data_is_said_in_one_line(tmp_path, line, words):
-    text = (ROOT / "course.toml").read_text(encoding="utf-8")
-    (tmp_path / "course.toml").write_text(with_scripts(text, line + "\n"))
+def test_a_wrong_row_of_own_data_is_said_in_one_line(tree, line, words):
+    change(tree, lambda text: with_scripts(text, line + "\n"))
 
     with pytest.raises(InputError, match=words):
-        read_course(tmp_path / "course.toml")
+        assemble(tree)
 
 
 # --- what follows ---
@@ -302,11 +301,33 @@ def test_without_task_4_the_pipeline_and_the_bonus_neither_folders_nor_tests_nor
 
 SENTENCES = """
 Read on. The cost of `python -m pytest --region b.9` is in [its page](../beyond/ring.md#the-idea); `diff
-beyond/ring.py x` shows it. See p.3. Stay.
+beyond/ring.py x` shows it. See p.3. Stay. (In task 3, DDP waits.) The bonus shows how.
+- An item. Task 4 counts.
+- **Task 4** too.
+- And one more.
+
+```
+task 1   all
+task 4   none
+         or few
+```
 
 ```shell
 python beyond/run_gpt2.py   # the bonus
 python -m pytest --hint b.9
+```
+"""
+
+LEFT = """ Stay.
+- An item.
+- And one more.
+
+```
+task 1   all
+```
+
+```shell
+python -m pytest --hint 1.1
 ```
 """
 
@@ -321,7 +342,7 @@ def test_what_a_page_says_of_lessons_that_the_course_does_not_have_is_left_out_o
 
     assert "\n".join(handout.problems) == ""
     left = handout.files["task1_single/README.md"].decode().partition("Read on.")[2]
-    assert left.split() == "Stay. ```shell python -m pytest --hint 1.1 ```".split()
+    assert left == LEFT
     table = handout.files["README.md"].decode().split("## Regions and points")[1]
     assert "| 2a.1 | join the process group | cluster/hello.py | given solved |" in table
 
@@ -372,6 +393,9 @@ def test_a_lesson_that_nobody_builds_on_is_left_out_where_it_would_give_a_graded
     handout = assemble(tree)
 
     assert "\n".join(handout.problems) == "" and "b.9" not in handout.given_solved
+    assert "beyond/sharded_optimizer.md" in handout.files and "beyond/survive.md" not in handout.files
+    pages = [handout.files[name].decode() for name in ("README.md", "beyond/README.md")]
+    assert "](beyond/README.md)" in pages[0] and not any("bonus" in page for page in pages)
     assert b"b.9 is not part of this course" in handout.files["beyond/sharded_model.py"]
 
 

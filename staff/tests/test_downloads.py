@@ -36,6 +36,7 @@ x-9,Moo Dle,,2026-02-13T23:59:00-05:00,,
 git-hub,Gitta,,,,
 tara,Tara,pia,,,
 pia,Pia,,,,
+flo,Flo Ahl,,,,
 """
 
 
@@ -43,6 +44,8 @@ def download(folder: Path) -> list[Path]:
     """What somebody sees after unpacking the downloads."""
     write_zip({f"handout/{name}": text for name, text in SOLVED.items()}, folder / "byronada_LATE_4711_88217_hw-2.zip")
     (folder / "byronada_LATE_4711_88218_report.pdf").write_bytes(b"%PDF")
+    write_zip(SOLVED, folder / "Flo Ahl_77_assignsubmission_file_hw.zip")
+    (folder / "Flo Ahl_77_assignsubmission_file_report.pdf").write_bytes(b"%PDF")
     moodle = folder / "Moo Dle_1234_assignsubmission_file_"
     write_files({"report.pdf": b"%PDF"}, moodle)
     write_zip(SOLVED, moodle / "hw.zip")
@@ -65,14 +68,15 @@ def test_downloads_are_graded_as_they_are_and_each_hand_in_is_that_of_its_people
 
     assert (done.returncode, done.stderr) == (0, "")
     figures = json.loads(done.stdout.splitlines()[-1])
-    assert (figures["submissions"], figures["unreadable"]) == (5, 0)
+    assert (figures["submissions"], figures["unreadable"]) == (6, 0)
+    assert "without a hand-in: none; hand-ins of nobody in it: none" in done.stdout
     people = list(csv.DictReader((tmp_path / "out/grades.csv").read_text(encoding="utf-8").splitlines()))
     assert {person["score"] for person in people} == {people[0]["max_score"]}
-    assert [person["late"] for person in people] == ["0 d 10 h", "", "1 d 2 h", "", "", "", ""]
-    assert "Canvas says late" in people[0]["notes"] and len(people) == 7
+    assert [person["late"] for person in people] == ["0 d 10 h", "", "1 d 2 h", *[""] * 5]
+    assert "Canvas says late" in people[0]["notes"] and len(people) == 8
     gradebook = (tmp_path / "out/gradebook.csv").read_text(encoding="utf-8")
     assert gradebook.count("made with handout 00000000") == 1, "an older handout is said"
-    assert "report.pdf" in gradebook, "what lies beside an archive is said to be left out"
+    assert gradebook.count("report.pdf") == 3, "what lies beside an archive is said to be left out"
 
 
 @pytest.mark.parametrize(

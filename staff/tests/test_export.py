@@ -54,6 +54,17 @@ def test_moodle_gets_points_by_address_and_who_has_no_row_is_named(capsys, grade
     assert "no row for cd34" in said
 
 
+def test_points_above_the_maximum_which_moodle_skips_become_the_maximum_and_canvas_gets_them(capsys, graded):
+    rows = [row(entry("2b.1", "passed", most=4), entry("b.1", "passed", most=3), name="ab_12")]
+    write_grades(graded / "grades.csv", read_roster(graded / "roster.csv"), rows)
+
+    moodle, said = exported(capsys, graded, MOODLE, "moodle")
+    canvas, quiet = exported(capsys, graded, CANVAS, "canvas", "--column", "HW 1 (31337)")
+
+    assert moodle[1]["Grade"] == "4" and "ab_12 has 7 points; Moodle takes at most 4" in said
+    assert [line["HW 1 (31337)"] for line in canvas] == ["4", "7", "7", ""] and "takes" not in quiet
+
+
 @pytest.mark.parametrize("text, words, expected", [
     (CANVAS, ["canvas"], "name the assignment's column"),
     (CANVAS, ["canvas", "--column", "HW 3"], "expected one of 'Student', 'ID'"),
@@ -61,12 +72,20 @@ def test_moodle_gets_points_by_address_and_who_has_no_row_is_named(capsys, grade
     (CANVAS.replace("901", "cd34"), ["canvas", "--column", "HW 1 (31337)"], r"ids of several people \(ab_12, cd34\)"),
     ("", ["moodle"], "expected a heading"),
     ("Identifier,Grade\na,1,2\n", ["moodle"], "rows with as many cells"),
+    (CANVAS.replace(", ", "§").replace(",", ";").replace("§", ", "), ["canvas", "--column", "X"], "and commas between"),
 ])  # fmt: skip
 def test_what_does_not_fit_is_said_in_a_line(capsys, graded, text, words, expected):
     with pytest.raises(InputError, match=expected):
         exported(capsys, graded, text, *words)
 
 
-def test_a_class_without_a_roster_is_refused(tmp_path):
+def test_a_class_without_a_roster_or_with_another_one_is_refused(tmp_path):
+    (tmp_path / "x.csv").write_text(MOODLE)
     with pytest.raises(InputError, match="run staff"):
+        export.main(["moodle", str(tmp_path), str(tmp_path / "x.csv")])
+
+    (tmp_path / "roster.csv").write_text("id\nsomebody\n")
+    rows = [row(entry("2b.1", "passed"), name="ab_12")]
+    write_grades(tmp_path / "grades.csv", read_roster(tmp_path / "roster.csv"), rows)
+    with pytest.raises(InputError, match="nobody in it has points"):
         export.main(["moodle", str(tmp_path), str(tmp_path / "x.csv")])

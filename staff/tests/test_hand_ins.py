@@ -39,8 +39,8 @@ def test_a_task_handed_in_twice_is_said_and_a_hand_in_without_the_courses_folder
     files, notes = choose(hand_in(tmp_path / "twice", "task1/run_glue.py", "task1_single/run_glue.py"), COURSE)
 
     assert list(files) == ["task1_single/run_glue.py"] and "was also submitted" in notes[0]
-    with pytest.raises(InputError, match="expected the folders of the course"):
-        choose(hand_in(tmp_path / "none", "report.txt"), COURSE)
+    with pytest.raises(InputError, match=r"expected the folders of the course .*, got a\.zip, report\.txt; put them"):
+        choose(hand_in(tmp_path / "none", "report.txt", "a.zip"), COURSE)
 
 
 @pytest.mark.parametrize(
@@ -65,6 +65,24 @@ def test_a_lesson_s_file_that_lies_deeper_is_named(tmp_path):
     _, notes = choose(hand_in(tmp_path, "task2b/task2b/run_glue.py", "task1/a.py"), COURSE)
 
     assert any("is it 'task2b_allreduce/task2b/run_glue.py'? Move it to task2b_allreduce" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [
+        "hw/Task 2b/run_glue.py",  # a folder with another name
+        "hw/run_glue.py",  # no folder
+        "task2b/run_glue.py",  # not beside the others
+        "hw/common/my_schedule.ipynb",  # a notebook where only some files may change
+    ],
+)
+def test_code_that_is_not_graded_is_named_unless_it_is_the_handouts(tmp_path, lost):
+    handed_in = (lost, "hw/task1/run_glue.py", "hw/task3/run_glue.py", "hw/cluster/launch.py", "hw/tests/conftest.py")
+
+    _, notes = choose(hand_in(tmp_path, *handed_in, "hw/notes.txt"), COURSE)
+
+    (note,) = [note for note in notes if note.startswith("ignored, since")]
+    assert note.endswith(f": {lost}")
 
 
 def test_the_graders_know_the_version_that_the_handout_has():
@@ -115,6 +133,27 @@ submission_12:
 
     assert (first.name, first.submitted) == ("901-ab_12-cd34-submission_12", "2026-02-14T09:30:00-05:00")
     assert (second.name, second.submitted) == ("submission_13", "")
+
+
+@pytest.mark.parametrize(
+    "begin", ["byronada_4711_{}_", "byronada_LATE_4711_{}_", "Ada Byron_4711_assignsubmission_file_"]
+)
+def test_of_a_students_files_in_a_download_only_archives_are_hand_ins_and_the_others_are_said(begin):
+    of_ada = [f"/x/{begin.format(i)}{file}" for i, file in enumerate(("hw.zip", "report.pdf", "run_glue.py", "b.tgz"))]
+    of_bob = [
+        "/x/bob_4712_5_report.pdf",
+        "/x/Bob_4712_assignsubmission_file_report.pdf",
+        "/x/hw_2b",
+        "/y/" + of_ada[1][3:],
+    ]
+
+    found = {
+        submission.path.as_posix(): " ".join(submission.notes) for submission in name_all(map(Path, of_ada + of_bob))
+    }
+
+    assert found.keys() == {of_ada[0], of_ada[3], *of_bob}
+    assert found[of_ada[0]].endswith(": report.pdf, run_glue.py, b.tgz")
+    assert found[of_ada[3]].endswith(": hw.zip, report.pdf, run_glue.py") and not any(map(found.get, of_bob))
 
 
 @pytest.mark.parametrize("name", ["..", "a\nb", "\udcff", "x" * 300, "\U00020000" * 100, "<b>", "."])

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from common.errors import InputError
-from staff.grade.roster import owners, read_roster, write_grades
+from staff.grade.roster import coverage, owners, read_roster, write_grades
 from staff.tests.rows import entry, row
 
 ROSTER = """id,name,partners,due,extension,submitted
@@ -39,6 +39,18 @@ def roster(folder: Path, text: str) -> Path:
 )
 def test_a_hand_in_belongs_to_those_whose_whole_ids_are_in_its_name(tmp_path, hand_in, ids):
     assert owners(hand_in, read_roster(roster(tmp_path, ROSTER))) == ids
+
+
+@pytest.mark.parametrize(
+    ("hand_ins", "said"),
+    [
+        (["cd34_hw", "m.muster-m.muster-b-1007"], "without a hand-in: none; hand-ins of nobody in it: none"),
+        (["hw1", "ab_12"], "a hand-in: 3 (m.muster, m.muster-b, 1007); hand-ins of nobody in it: 1 (hw1)"),
+        ([f"hw{i}-{i}" for i in range(9)], "in it: 9 (hw0-0, hw1-1, hw2-2, hw3-3, hw4-4, ...)"),
+    ],
+)
+def test_a_line_names_who_has_no_hand_in_and_what_is_nobodys(tmp_path, hand_ins, said):
+    assert coverage(read_roster(roster(tmp_path, ROSTER)), hand_ins).endswith(said)
 
 
 def test_everybody_has_a_row_partners_share_a_hand_in_and_strangers_are_named(tmp_path):

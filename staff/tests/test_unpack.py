@@ -66,6 +66,20 @@ def test_a_tar_and_a_folder_are_read_and_their_links_and_devices_left_out(tmp_pa
         assert files_in(tmp_path / f"out-{given}") == ["task1/deep/run.py"]
 
 
+@pytest.mark.parametrize(
+    ("content", "got"),
+    [(b"", "an empty file"), (b"PK\x03\x04 cut", "a damaged zip"), (b"Rar!\x1a\x07", "a RAR archive"),
+     (b"7z\xbc\xaf\x27\x1c", "a 7z archive"), (b"%PDF-1.7", "a PDF"), (b"import torch", "neither")],
+)  # fmt: skip
+def test_what_is_no_archive_is_called_by_its_kind_and_name_also_in_a_students_folder(tmp_path, content, got):
+    (tmp_path / "Ada_4711_assignsubmission_file_").mkdir()
+    for path in (tmp_path / "hw.zip", tmp_path / "Ada_4711_assignsubmission_file_/hw.zip"):
+        path.write_bytes(content)
+
+        with pytest.raises(InputError, match=f"^hw.zip: expected a folder, zip or tar, got {got}; "):
+            unpack(path if path.parent == tmp_path else path.parent, tmp_path / "out")
+
+
 @pytest.mark.parametrize("kind", [stat.S_IFLNK, stat.S_IFCHR, stat.S_IFBLK, stat.S_IFIFO, stat.S_IFSOCK])
 def test_links_and_devices_of_a_zip_are_left_out(tmp_path, kind):
     notes = unpack(zipped(tmp_path, "task1/x", content=b"/etc/passwd", mode=kind | 0o644), tmp_path / "out")

@@ -114,6 +114,19 @@ def test_strategies_are_right_with_a_llama_too(tmp_path):
 
 
 @pytest.mark.medium
+def test_strategies_are_right_with_compiled_blocks_too(tmp_path):
+    """The backend traces forward and backward as inductor does, and needs no compiler."""
+    names = "ddp,fsdp,own_zero3"
+    words = ["--compile", "aot_eager", "--strategies", f"{names},own_tensor", "--output_dir", tmp_path / "p"]
+
+    codes = group(PROVE, 2, tmp_path, *words)
+
+    rows = json.loads((tmp_path / "p" / "proof.json").read_text())
+    assert {row["strategy"]: row["gradient"] for row in rows} == dict.fromkeys(names.split(","), "ok")
+    assert codes == [0, 0] and "own_tensor cuts blocks, and --compile" in (tmp_path / "log0.txt").read_text()
+
+
+@pytest.mark.medium
 def test_what_cuts_the_model_is_right_with_several_micro_batches_and_megatron_with_a_vocabulary_that_leaves_a_rest(
     tmp_path,
 ):

@@ -100,6 +100,32 @@ def test_who_takes_the_kth_smallest_number_each_time_only_guesses(student):
     assert count > 300 and max(right.values()) / count < 0.4, right
 
 
+def test_no_number_has_a_fixed_proportion_to_the_answer_and_nobody_guesses_between_two(student):
+    proportions = Counter[float]()
+    for question in drawn(student, 60):
+        assert len(question.choices) > 2 or question.answer.startswith(("rank", "line")), question
+        if question.kind in ("mean_time", "wait_of_a_rank", "exposed_communication"):
+            answer, *others = (float(choice.split()[0]) for choice in (question.answer, *question.choices))
+            proportions.update(round(other / answer, 2) for other in others if other != answer)
+
+    assert proportions.total() > 200 and max(proportions.values()) < 0.2 * proportions.total(), proportions
+
+
+@pytest.mark.parametrize(
+    ("answer", "right", "wrong"),
+    [
+        ("rank 2", ["2", "rank 2", "Rank 2", "b", "B)"], ["3", "a", "rank", "", "2.05"]),
+        ("12.5 ms", ["12.5", "12,4 ms", "12.5ms", "b."], ["14 ms", "11.9", "125", "?"]),
+        ("backward", ["backward", "b"], ["2", "forward"]),
+    ],
+)
+def test_an_answer_may_be_a_letter_a_number_or_the_words(answer, right, wrong):
+    question = OwnRunQuestion("kind", "?", ("first", answer, "third"), answer, "there")
+
+    assert [given for given in right if not question.is_right(given)] == []
+    assert [given for given in wrong if question.is_right(given)] == []
+
+
 def test_asked_once_on_the_students_machine_within_a_time_and_graded_by_the_records(student, tmp_path):
     shutil.copytree(student, tmp_path, dirs_exist_ok=True)
     right = [question.answer for question in draw(subject_of(tmp_path, COURSE), 4, "5eed")]
@@ -118,4 +144,9 @@ def test_asked_once_on_the_students_machine_within_a_time_and_graded_by_the_reco
     sheet = subprocess.run(
         [sys.executable, "-m", "staff.questions", tmp_path, "--count", "5"], cwd=ROOT, capture_output=True, text=True
     )
+    (tmp_path / "cut.zip").write_bytes(b"PK")
+    empty = subprocess.run(
+        [sys.executable, "-m", "staff.questions", tmp_path / "cut.zip"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert "No question can be asked" in empty.stdout and "got a damaged zip" in empty.stdout
     assert sheet.stdout.count("; not ") == 5 and "## Answered at home" in sheet.stdout, sheet.stderr

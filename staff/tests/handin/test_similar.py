@@ -77,12 +77,14 @@ def test_copies_with_other_names_and_order_are_found_and_hardly_anybody_else(tmp
         write_hand_in(tmp_path / f"class/s{i:02}", bodies)
 
     out = tmp_path / "similar.html"
+    (tmp_path / "class/cut.zip").write_bytes(b"PK")
     words = [*sorted((tmp_path / "class").iterdir()), "--out", out, "--jplag", tmp_path / "jplag"]
     done = subprocess.run(
         [sys.executable, "-m", "staff.similar", *map(str, words)], cwd=ROOT, capture_output=True, text=True
     )
 
     assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith("note: cut is not compared: cut.zip: expected") and done.stderr.count("note") == 1
     *lines, last = done.stdout.splitlines()
     found = {line.split("%  ")[1].split(":")[0] for line in lines}
     copies = {f"s{i:02} and s{36 + i:02}" for i in range(12)}
