@@ -85,6 +85,8 @@ def _parser(command: str, about: str, add_flags: AddFlags) -> argparse.ArgumentP
     add("--precision", choices=PRECISIONS, default="fp32", help="numeric precision (default: fp32)")
     add("--deepspeed_config", type=Path, help="a DeepSpeed file of your own")
     add("--recompute", action="store_true", help="activation checkpointing: recompute each block in backward")
+    compiled = "torch.compile each block; inductor (without a name) needs g++, aot_eager nothing"
+    add("--compile", nargs="?", const="inductor", choices=("inductor", "cudagraphs", "aot_eager"), help=compiled)
     add("--find_unused_parameters", action="store_true", help="ddp: allow parameters that get no gradient in a step")
     add("--bucket_mb", type=float, help=f"own_overlap: gradient bucket size in MiB ({BUCKET_MB:g})")
     add("--grid", help="own_grid: workers along each axis, such as data=2,tensor=2 (the default on 4)")
@@ -115,7 +117,11 @@ def add_run_flags(parser: argparse.ArgumentParser) -> None:
     add("--resume", action="store_true", help="continue from the last checkpoint in --output_dir")
     add("--save", action="store_true", help="save the trained model in Hugging Face's format")
     add("--dropped", type=int, default=2, help="warm-up steps that are not measured (2)")
-    add("--keep_trace", action="store_true", help="keep the profiler's trace of the traced steps")
+    add(
+        "--keep_trace",
+        action="store_true",
+        help="keep trace, table of operators and memory over time of the traced steps",
+    )
     add("--wandb", action="store_true", help="also log to Weights & Biases, offline")
 
 

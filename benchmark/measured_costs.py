@@ -14,14 +14,15 @@ import torch.distributed as dist
 from benchmark.arguments import parse
 from benchmark.checks.ranks import on_ranks
 from benchmark.engines.single import Single
-from benchmark.measure.turns import take_rounds
-from benchmark.predicted_step import Costs, PredictedCell, examples_at_a_time
+from benchmark.measure.turns import Turn, take_rounds_alone
+from benchmark.predicted_step import Costs, PredictedCell
 from benchmark.training.workload import load_workload
 from beyond.cost_model import Link
 from common.config import RunConfig
+from common.workers.machine import own_cores
 from common.workers.process_group import Worker
 
-WARM_UP, ROUNDS = 2, 9
+WARM_UP, ROUNDS = 2, 11
 SMALL, LARGE = 4096, 2**23  # bytes of an all_reduce
 PAYLOAD = 0.95  # of a link's bytes: the rest are the headers of TCP, IP and Ethernet
 MOST_RANKS = 4  # that are started to measure
@@ -29,23 +30,22 @@ MOST_RANKS = 4  # that are started to measure
 
 def costs_of(cell: PredictedCell, flags: argparse.Namespace) -> Costs:
     """Return the costs for a cell: measured here, but for what the flags say."""
-    cores, examples = len(os.sched_getaffinity(0)), examples_at_a_time(cell)
+    cores = len(own_cores())
     ranks = 1 if flags.cores else min(cell.workers, max(2, min(cores, MOST_RANKS)))
     measured = {"latency": 0.0, "bandwidth": float("inf")}  # where loopback is not measured, it takes no time
     if flags.forward_backward is None or (cell.workers > 1 and None in (flags.rate, flags.latency)):
         if flags.cores:
             os.environ["OMP_NUM_THREADS"] = str(flags.cores)
-        measured |= on_ranks(measure, ranks, model=cell.model, examples=examples, length=cell.length)[0]
-    per_core = 1.0 if flags.cores else max(1.0, cell.workers / cores)
-    slower = per_core / max(1.0, ranks / cores)  # than it was for the ranks that measured
+        measured |= on_ranks(measure, ranks, model=cell.model, examples=cell.batch, length=cell.length)[0]
+    slower = 1.0 if flags.cores else max(1.0, cell.workers / cores) / max(1.0, ranks / cores)  # than for these ranks
     latency, bandwidth = measured["latency"] * slower, measured["bandwidth"] / slower
     busy = 1.0
     if flags.rate is not None:  # the rest of a message's time is the link's
         bandwidth, busy = min(flags.rate / 8 * PAYLOAD, bandwidth), min(1.0, flags.rate / 8 * PAYLOAD / bandwidth)
     link = Link(latency if flags.latency is None else flags.latency, bandwidth)
     if flags.forward_backward is not None:
-        return Costs(flags.forward_backward * examples / cell.batch, 0.0, link, busy, per_core)
-    return Costs(measured["forward_backward"] * slower, measured["optimizer"] * slower, link, busy, per_core)
+        return Costs(flags.forward_backward, 0.0, link, busy)
+    return Costs(measured["forward_backward"] * slower, measured["optimizer"] * slower, link, busy)
 
 
 def measure(config: RunConfig, model: str, examples: int, length: int) -> dict[str, float]:
@@ -66,7 +66,8 @@ def measure(config: RunConfig, model: str, examples: int, length: int) -> dict[s
         engine.step(alone.learning_rate)
 
     messages = [partial(dist.all_reduce, torch.ones(size // 4)) for size in (SMALL, LARGE)]
-    medians = np.median(take_rounds([forward_backward, step, *messages], ROUNDS, WARM_UP, dist.barrier), axis=0)
+    turns: list[Turn] = [lambda _, action=action: action for action in (forward_backward, step, *messages)]  # type: ignore[misc]
+    medians = np.median(take_rounds_alone(turns, ROUNDS, WARM_UP, seed=0, meet=dist.barrier)[WARM_UP:], axis=0)
     computing, whole, small, large = medians.tolist()
     figures = {"forward_backward": computing, "optimizer": max(0.0, whole - computing)}
     ranks, rounds = config.world_size, 2 * (config.world_size - 1)

@@ -1,4 +1,4 @@
-"""The time and the bytes of a step, by the formulas that students write: b.15 and b.16 in beyond/cost_model.py.
+"""The time, bytes and memory of a step, by the formulas that students write (b.15 and b.16 in beyond/cost_model.py).
 
 A strategy is described by its collectives and by when it calls them:
 
@@ -15,23 +15,23 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from benchmark.engines.engine import micro_batches
 from benchmark.measure.architecture import Architecture, describe
 from benchmark.strategies import STRATEGIES
 from beyond.cost_model import Link, TimedBucket, ring_all_reduce_seconds, step_time
-from beyond.step_memory import BYTES, cut
+from beyond.step_memory import ADAM_TEMPORARIES, BYTES, peak, turning_point
 from common.errors import InputError
 
 PREDICTED = (
-    "single", "ddp", "fsdp", "zero0", "zero1", "zero2", "zero3", "own_ring", "own_overlap", "own_zero1", "own_zero2",
-    "own_zero3", "tensor", "own_tensor", "pipeline", "own_1f1b",
+    "single", "ddp", "fsdp", "zero0", "zero1", "zero2", "zero3",
+    "own_ring", "own_overlap", "own_zero1", "own_zero2", "own_zero3",
 )  # fmt: skip
+# What was compared last (README.md): up to so many workers, down to this rate; beyond FAR times that, a range is given.
+MOST_WORKERS, LEAST_RATE, LARGEST_ERROR, FAR = 4, 1e8, 1.33, 4
 DDP_FIRST, DDP_BUCKET = 2**20, 25 * 2**20  # bytes; of torch's DistributedDataParallel
 OWN_BUCKET = 4 * 2**20  # of own_overlap
 # Of configs/zero*.json, in elements: reduce_bucket_size; what stage 3 keeps whole (stage3_param_persistence_threshold);
 # with more than stage3_max_live_parameters, stage 3 gathers again in backward.
 BUCKET, WHOLE, LIVE = 6_553_600, 100_000, 10**9
-TOKEN = 8  # bytes
 FORWARD = 1 / 3  # of forward and backward: a backward does twice the arithmetic
 
 
@@ -50,7 +50,6 @@ class PredictedCell:
 class Costs:
     """What was measured, in seconds: of one worker that computes the whole model, while all workers compute.
 
-    forward_backward, optimizer: for examples_at_a_time(cell). per_core: workers that share a core, at least 1.
     busy: the part of a message's time in which it takes a processor; on loopback all of it.
     """
 
@@ -58,7 +57,6 @@ class Costs:
     optimizer: float
     link: Link
     busy: float = 0.0
-    per_core: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -107,31 +105,15 @@ def check(cell: PredictedCell) -> None:
     """Raise InputError for a step that is not predicted, or that cannot be run."""
     if cell.strategy not in PREDICTED:
         raise InputError(f"--strategies: expected one of {', '.join(PREDICTED)}, got {cell.strategy!r}")
-    model, workers, cuts = describe(cell.model, cell.length), cell.workers, STRATEGIES[cell.strategy].cuts
-    if cell.strategy == "single" and workers > 1:
-        raise InputError(f"--strategies single runs on one worker, got {workers}; use ddp")
-    if cuts and model.kind != "gpt2":
-        raise InputError(f"--strategies {cell.strategy} cuts GPT-2 into parts, got {cell.model}; use --model gpt2-tiny")
-    if cuts == "tensor" and model.heads % workers:
-        raise InputError(f"--workers: expected a number that divides the {model.heads} heads, got {workers}")
-    if cuts == "pipeline" and workers > model.sizes.blocks:
-        raise InputError(f"--workers: expected a block for each stage; {workers} share {model.sizes.blocks} blocks")
-
-
-def examples_at_a_time(cell: PredictedCell) -> int:
-    """Return how many examples a worker computes together: its own, those of all workers, or a micro-batch."""
-    total = cell.batch * cell.workers
-    if STRATEGIES[cell.strategy].cuts == "pipeline":
-        return total // micro_batches(total, cell.workers)
-    return total if STRATEGIES[cell.strategy].cuts else cell.batch
+    if cell.strategy == "single" and cell.workers > 1:
+        raise InputError(f"--strategies single runs on one worker, got {cell.workers}; use ddp")
 
 
 def traffic(cell: PredictedCell, model: Architecture) -> StepTraffic:
-    """Return what a step sends, but for the activations between the stages of a pipeline."""
+    """Return what a step sends."""
     sizes, strategy = model.sizes, cell.strategy
     whole, root, blocks = sizes.parameters, sizes.root, [sizes.block] * sizes.blocks
     number = all_reduce(BYTES)  # a norm, or whether a gradient has overflown
-    replica = half(cell.batch * cell.workers * cell.length * TOKEN)  # its workers get the examples of all
     halves = list(map(half, [*blocks, root]))
     in_buckets = list(map(all_reduce, cut_up(whole, BYTES * BUCKET)))  # of DeepSpeed
     match strategy:
@@ -157,15 +139,10 @@ def traffic(cell: PredictedCell, model: Architecture) -> StepTraffic:
             return StepTraffic(apart=[all_reduce(whole), number])
         case "zero1" | "zero2":  # its reduce_scatter is a whole all_reduce, and each call waits
             return StepTraffic(apart=[*in_buckets, number, number, half(whole)])
-        case "zero3":  # small parameters are whole on every worker, and gathered one by one after the step
+        case _:  # zero3: small parameters are whole on every worker, and gathered one by one after the step
             small = small_parameters(model)
             gathers = [half(whole - sum(small))] * (2 if whole > BYTES * LIVE else 1)
             return StepTraffic(apart=[*gathers, *in_buckets, number, number, *map(half, small)])
-        case "tensor" | "own_tensor":  # attention and MLP sum outputs and gradients; torch's q, k, v give three of them
-            sums = (6 if strategy == "tensor" else 4) * sizes.blocks
-            return StepTraffic(apart=[replica, *[all_reduce(cell.batch * cell.workers * sizes.border)] * sums, number])
-        case _:  # of a pipeline: loss and norms
-            return StepTraffic(apart=[replica, number, number])
 
 
 def small_parameters(model: Architecture) -> list[int]:
@@ -180,18 +157,10 @@ def cut_up(size: float, piece: float) -> list[float]:
 
 
 def predict(cell: PredictedCell, costs: Costs) -> PredictedStep:
-    """Return the step; costs are those of examples_at_a_time(cell)."""
-    model, workers, cuts = describe(cell.model, cell.length), cell.workers, STRATEGIES[cell.strategy].cuts
-    calls, whole = traffic(cell, model), model.sizes.parameters
-    if cuts == "pipeline":
-        return _pipeline(cell, costs, model, calls.apart)
-    computing, kept = costs.forward_backward, whole / workers
-    if cuts:  # blocks are cut, the embedding matrix, which is also the head, is not
-        computing *= (1 - head(model)) / workers + head(model)
-        kept = cut(model.sizes, workers).parameters
-    elif STRATEGIES[cell.strategy].ideal == (16, 0):
-        kept = whole
-    forward, backward = FORWARD * computing, (1 - FORWARD) * computing
+    """Return the step."""
+    model, workers = describe(cell.model, cell.length), cell.workers
+    calls, whole = traffic(cell, model), STRATEGIES[cell.strategy].ideal == (16, 0)
+    forward, backward = FORWARD * costs.forward_backward, (1 - FORWARD) * costs.forward_backward
     # A forward that gathers blocks is a backward that sends them, seen in reverse: the first gather cannot be hidden.
     gathering = step_time(0, forward, 0, timed(reversed(calls.forward), forward, cell, costs, model))
     buckets = timed(calls.backward, backward, cell, costs, model)
@@ -199,8 +168,8 @@ def predict(cell: PredictedCell, costs: Costs) -> PredictedStep:
     step = step_time(forward, backward, 0, buckets)
     hidden = gathering.hidden + step.hidden
     return PredictedStep(
-        computing=computing + costs.busy * hidden,
-        optimizer=costs.optimizer * kept / whole,
+        computing=costs.forward_backward + costs.busy * hidden,
+        optimizer=costs.optimizer if whole else costs.optimizer / workers,
         exposed=gathering.exposed + step.exposed,
         hidden=hidden,
         sent=sum(one.sent(workers) for one in (*calls.forward, *calls.backward, *calls.apart)),
@@ -218,40 +187,40 @@ def timed(
     return buckets
 
 
-def head(model: Architecture) -> float:
-    """Return the head's part of the arithmetic: as large as its part of the matrices."""
-    return model.sizes.embedding / (model.sizes.blocks * model.sizes.block + model.sizes.embedding)
-
-
-def _pipeline(cell: PredictedCell, costs: Costs, model: Architecture, calls: list[CollectiveCost]) -> PredictedStep:
-    """1F1B: the first micro-batch passes all stages, then the slowest stage computes the others, one by one."""
-    sizes, stages, examples = model.sizes, cell.workers, cell.batch * cell.workers
-    count = micro_batches(examples, stages)
-    blocks = [sum(block * stages // sizes.blocks == stage for block in range(sizes.blocks)) for stage in range(stages)]
-    shares = [here / sizes.blocks * (1 - head(model)) for here in blocks]
-    shares[-1] += head(model)
-    # A stage that waits leaves its core to another one. But all of them have no more than their cores.
-    in_line = costs.forward_backward / costs.per_core * (1 + (count - 1) * max(shares))
-    computing = max(in_line, costs.forward_backward * count / stages)
-    neighbours = stages > 1
-    border = neighbours * costs.link.seconds(examples / count * sizes.border)
-    embedding = neighbours * costs.link.seconds(sizes.embedding)  # both ends need the sum of its gradients
-    hidden = 2 * (count - 1) * border
-    boundaries = examples * sizes.border * (stages - 1) + neighbours * sizes.embedding
-    return PredictedStep(
-        computing=computing + costs.busy * hidden,
-        optimizer=costs.optimizer * min(1.0, (max(blocks) * sizes.block + sizes.embedding) / sizes.parameters),
-        exposed=2 * (stages - 1) * border + embedding + sum(one.seconds(stages, costs.link) for one in calls),
-        hidden=hidden,
-        sent=2 * boundaries / stages + sum(one.sent(stages) for one in calls),
-    )
-
-
-def range_of(cell: PredictedCell, costs: Costs, error: float) -> tuple[float, float]:
+def range_of(cell: PredictedCell, costs: Costs) -> tuple[float, float]:
     """Return least and most seconds of a step: no message has a latency and all is hidden; or nothing is hidden.
 
-    error: of predictions that were compared, by which both ends are moved apart.
+    Both ends are moved apart by the largest error of predictions that were compared.
     """
     most, least = predict(cell, costs), predict(cell, replace(costs, busy=0.0, link=Link(0.0, costs.link.bandwidth)))
     fast = max(least.computing, least.exposed + least.hidden) + least.optimizer
-    return fast / (1 + error), (most.total + most.hidden) * (1 + error)
+    return fast / (1 + LARGEST_ERROR), (most.total + most.hidden) * (1 + LARGEST_ERROR)
+
+
+def far(workers: int, rate: float | None) -> list[str]:
+    """Return what is far beyond all cells that were compared, a line each."""
+    lines = []
+    if workers > FAR * MOST_WORKERS:
+        lines.append(f"far beyond what was compared: {workers} workers, up to {MOST_WORKERS} were")
+    if rate and rate < LEAST_RATE / FAR:
+        lines.append(f"far beyond what was compared: links of {rate / 1e6:g} Mbit/s, down to {LEAST_RATE / 1e6:g} were")
+    return lines
+
+
+def peak_bytes(cell: PredictedCell) -> float:
+    """Return the most bytes that a step needs, on the worker with the most, by the account of the lessons; in fp32."""
+    model = describe(cell.model, cell.length)
+    sizes, zero = model.sizes, STRATEGIES[cell.strategy].zero
+    if not zero:
+        return peak(cell.strategy.removeprefix("own_"), sizes, cell.batch, cell.workers)
+    # DeepSpeed's optimizer works on flat tensors.
+    whole, shard, computing = sizes.parameters, sizes.parameters / cell.workers, turning_point(sizes, cell.batch)
+    if zero[0] == 0:  # all gradients once more, as one message
+        return max(3 * whole + computing, 5 * whole)
+    # Parameters, gradient, two states and a master copy; in stages 1 and 2, the parameters are whole.
+    kept, bucket = 4 * shard, BYTES * BUCKET
+    if zero[0] == 3:  # all parameters are whole from forward to backward; gloo gathers into a copy
+        small = sum(small_parameters(model)) if cell.workers > 1 else 0
+        return kept + shard + small + bucket + whole + max(whole, computing)
+    # While computing there is a bucket; the update has the shard's gradients once more, and Adam's temporary tensors.
+    return whole + max(kept - shard + bucket + computing, kept + (1 + ADAM_TEMPORARIES) * shard)

@@ -29,6 +29,7 @@ class Settings(RunConfig):
     keep_trace: bool
     wandb: bool
     recompute: bool  # the activations of each block in backward, instead of keeping them
+    compile: str | None  # torch.compile's backend for each block; None: not compiled
     find_unused_parameters: bool  # ddp: there are parameters that get no gradient
     grid: str | None  # of own_grid, such as data=2,tensor=2
     memory_limit_mb: int | None  # for model and training, on each worker; None: no limit

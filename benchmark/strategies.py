@@ -46,6 +46,11 @@ def needs_gpu(settings: "Settings") -> str:
     return f"--strategies {settings.strategy} (nn.DataParallel) needs a GPU, and this machine has none; use ddp"
 
 
+def not_compiled(settings: "Settings") -> str:
+    """DataParallel's copies would call the forward that was compiled for the first GPU's blocks."""
+    return f"--strategies {settings.strategy} copies its blocks; leave --compile out" if settings.compile else ""
+
+
 def no_fp16(settings: "Settings") -> str:
     fp16 = settings.precision == "fp16"
     return f"--strategies {settings.strategy} has no gradient scaler for fp16; use bf16" if fp16 else ""
@@ -79,8 +84,9 @@ def gpt2_in_fp32(settings: "Settings") -> str:
     name = settings.strategy
     if kind_of(settings.model) != "gpt2":
         return f"--strategies {name} cuts GPT-2 into parts, got {settings.model}; use --model gpt2 or gpt2-tiny"
-    if settings.recompute:
-        return f"--strategies {name} cuts blocks, so they cannot be recomputed as a whole; leave --recompute out"
+    for flag in ("recompute", "compile"):
+        if getattr(settings, flag):
+            return f"--strategies {name} cuts blocks, and --{flag} needs whole ones; leave it out"
     if settings.precision != "fp32":
         return f"--strategies {name} supports only fp32, got {settings.precision}; use --precision fp32"
     return ""
@@ -168,7 +174,7 @@ ALONE, GPT2 = (one_process,), (gpt2_in_fp32,)
 FAMILIES = ("PyTorch", "DeepSpeed", "lessons of beyond/", "other libraries", "from a file")  # each has its colour
 ROWS = (
     Strategy("single", "single:Single", ALONE),
-    Strategy("dp", "single:DP", (needs_gpu, one_process)),
+    Strategy("dp", "single:DP", (needs_gpu, one_process, not_compiled)),
     Strategy("ddp", "ddp:DDP"),
     Strategy("horovod", "horovod:Horovod", (horovod,)),
     Strategy("fsdp", "fsdp:FSDP", (no_fp16,), (0, 16), is_deferred=True),

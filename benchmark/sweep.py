@@ -38,12 +38,15 @@ from benchmark.tables import write_tables
 from common.errors import InputError, exit_on_input_error
 from common.flags import add_memory_limit, positive
 from common.paths import ROOT, atomic_write
+from common.workers.machine import count_gpus, own_cores
 
 LEVELS = "zero0,zero1,zero2,zero2_offload,zero3,zero3_offload"
 OOM = ("out of memory", "can't allocate memory", "MemoryError", "bad_alloc", "killed by SIGKILL", "--memory_limit_mb")
 SINGLE, ALL_CORES = Label("single"), Label("single", "all cores")
 VALIDATION_STEPS = 4  # with --examples_per_step: validation takes so many steps' examples, if there are as many
-OF_GRADIENT = ("precision", "accumulation", "seed", "grid", "bucket_mb", "deepspeed_config")  # the proof's flags, too
+# Flags of the proof, too.
+OF_GRADIENT = ("precision", "compile", "accumulation", "seed", "grid", "bucket_mb", "deepspeed_config")
+SWITCHES = ("--no_cuda", "--recompute", "--find_unused_parameters")
 Kept = TypeVar("Kept", SweepLaunch, FailedRun)
 Proofs = dict[tuple[str, int, str], Json]  # rows of benchmark.prove by small model, workers and strategy
 
@@ -109,7 +112,7 @@ class Sweep:
 
         # A wrong flag behind -- is said once, not by every run.
         settings, _ = arguments.parse(self.words(cells[0]), add_flags=arguments.add_run_flags)
-        words: list[str] = [flag for flag in ("--no_cuda", "--recompute") if flag in self.more]
+        words: list[str] = [flag for flag in SWITCHES if flag in self.more]
         for flag in OF_GRADIENT:
             if (value := getattr(settings, flag)) is not None:
                 words += [f"--{flag}", "fp32" if value == "fp16" else str(value)]  # fp16's scaler skips steps
@@ -187,9 +190,8 @@ def main() -> None:
     cells = plan(flags)
     from benchmark.engines.operators import compile_operators  # here: they load torch, and the flags are checked before
     from benchmark.prove import small_model, verdict
-    from common.workers.machine import count_gpus
 
-    cores = len(os.sched_getaffinity(0))
+    cores = len(own_cores())
     threads = int(os.environ.get("OMP_NUM_THREADS", max(1, cores // max(cell.workers for cell in cells))))
     no_cuda = "--no_cuda" in more
     if threads < cores and (no_cuda or not count_gpus()):
@@ -200,8 +202,8 @@ def main() -> None:
     todo = [cell for cell in launches if not sweep.is_done(cell)]
     proofs: Proofs = {}
     if todo:
+        sweep.folder.mkdir(parents=True, exist_ok=True)  # before a build of minutes
         compile_operators({cell.label.strategy for cell in todo}, no_cuda)
-        sweep.folder.mkdir(parents=True, exist_ok=True)
         proofs = sweep.prove(todo)
     bar = tqdm(todo, desc="sweep")
     for cell in bar:

@@ -52,16 +52,21 @@ def start_workers(module: str, count: int, argv: list[str]) -> int:
     return subprocess.run(launch, cwd=ROOT, stdout=sys.stderr, env=environment, preexec_fn=die_with_parent).returncode
 
 
-def on_workers(module: str, settings: Settings, starts: bool, strategies: Iterable[str], work: Work) -> bool:
-    """Start all workers if this process shall, or do the work of the only one. Return whether this process reports."""
+def on_workers(
+    module: str, settings: Settings, starts: bool, strategies: Iterable[str], work: Work, *more: str
+) -> bool:
+    """Start all workers if this process shall, or do the work of the only one. Return whether this process reports.
+
+    more: flags for workers that are started, beside those of this command.
+    """
     if starts or STARTER_REPORTS not in os.environ:  # before workers meet: torchrun and srun have built nothing
         compile_operators(strategies, settings.no_cuda)
     if starts:
         prepare(settings.output_dir)
-    if not starts or settings.world_size == 1:
+    if not starts or (settings.world_size == 1 and not more):
         work()
         return reports(settings)
-    if code := start_workers(module, settings.world_size, without(sys.argv[1:], "--workers")):
+    if code := start_workers(module, settings.world_size, [*without(sys.argv[1:], "--workers"), *more]):
         sys.exit(code)
     return True
 
@@ -70,13 +75,8 @@ def prepare(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "result.json").unlink(missing_ok=True)
-        probe = folder / ".probe"
-        probe.write_bytes(b"x" * 65536)  # a full disk is said now, not after hours
-        probe.unlink()
     except OSError as error:
-        raise InputError(
-            f"--output_dir: cannot write to {folder}: {error.strerror}; free disk space or name another"
-        ) from None
+        raise InputError(f"--output_dir: cannot write to {folder}: {error.strerror}; name another") from None
 
 
 def without(argv: list[str], *flags: str) -> list[str]:

@@ -50,7 +50,7 @@ class Bucket:
 def make_buckets(order: Sequence[Parameter], bucket_bytes: int) -> list[list[Parameter]]:
     """Put parameters into buckets: every parameter is in exactly one of them, and the order stays the same.
 
-    order: the parameters in the order in which their gradients become ready.
+    order: the parameters in the order in which their gradients become ready; the list does not change.
     bucket_bytes: the most that a bucket may hold; a larger parameter gets its own bucket.
 
     b.3  [1] Go through the parameters in the given order, and keep it.
@@ -77,7 +77,7 @@ def agree_on_order(ready: Iterable[Parameter], parameters: Sequence[Parameter]) 
     """Return all parameters in the order in which rank 0's gradients became ready; the same order on every rank.
 
     ready: the order that this rank saw. It differs from rank to rank, and parameters without a gradient are missing.
-    parameters: all of them, the same list on every rank.
+    parameters: all of them, the same list on every rank; it does not change.
 
     b.3  [3] Write the order as a list of indices into `parameters`. Those that are missing in `ready` come last.
          [4] Broadcast rank 0's indices to all ranks. Then look up the parameters with these indices.

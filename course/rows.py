@@ -65,6 +65,7 @@ class Course:
     graded: tuple[str, ...] = ()
     own_run_points: int = 0  # beside the total, with those of the report
     due: dict[str, Any] = field(default_factory=dict)
+    scripts: dict[str, Any] = field(default_factory=dict)  # common/script_defaults.py reads and checks them
     tasks: dict[str, Task]
     regions: dict[str, RegionRow]
     dropped: dict[str, RegionRow] = field(default_factory=dict)

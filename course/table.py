@@ -12,7 +12,6 @@ from typing import Any, TypeVar, get_origin
 
 from common.errors import InputError
 from common.paths import ROOT
-from common.script_defaults import read_script_defaults
 from course import choices
 from course.rows import Course, HandoutRules, RegionRow, Task
 
@@ -42,7 +41,6 @@ def read_course(path: Path) -> tuple[Course, list[str]]:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InputError(f"{path}: expected the course's table as TOML, got {error}") from error
     parts = {key: _value(table.pop(key, {}), dict, f"{path.name}.{key}") for key in _TABLES}
-    read_script_defaults(_value(table.pop("scripts", {}), dict, f"{path.name}.scripts"))  # raises InputError
     chosen = _value(table.pop("tasks", None), tuple[str, ...], f"{path.name}.tasks")
     tasks = {id: _read(Task, row, f'{path.name}: task."{id}"', id=id) for id, row in parts["task"].items()}
     rows = {id: _region(id, row, tasks, f'{path.name}: regions."{id}"') for id, row in parts["regions"].items()}

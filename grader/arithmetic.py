@@ -24,37 +24,33 @@ FLOAT32, EXACT = Tolerance(), Tolerance(limit=0.0)  # as close as sums of float3
 
 
 def norm(arrays: Sequence[np.ndarray]) -> float:
-    """Return the norm of all arrays together."""
-    return float(np.sqrt(sum(np.square(array, dtype=np.float64).sum() for array in arrays)))
+    """Return the norm of all arrays together, without their infs and nans."""
+    numbers = flat(arrays)
+    return float(np.linalg.norm(numbers[np.isfinite(numbers)]))
 
 
-def close(got: ArrayLike | None, expected: np.ndarray, tolerance: Tolerance = FLOAT32) -> bool:
-    """Return whether every element is as expected. Another shape, None, inf and nan are never close."""
+def close(got: ArrayLike | None, expected: ArrayLike, tolerance: Tolerance = FLOAT32) -> bool:
+    """Return whether every element is as expected, inf and nan too. Another shape and None are never close."""
     if got is None or isinstance(got, str) or np.shape(got) != np.shape(expected):
         return False
-    limit = tolerance.limit
-    if limit is None:
-        with np.errstate(over="ignore"):  # then the limit is infinite, and nothing is close
-            size = float(np.linalg.norm(np.ravel(expected)))
-        limit = tolerance.slack * (1e-5 * size + 1e-7 * tolerance.total)
-    return bool(np.all(np.isfinite(limit)) and np.all(np.abs(np.asarray(got, np.float64) - expected) <= limit))
+    got, expected = np.asarray(got, np.float64), np.asarray(expected, np.float64)
+    finite = np.isfinite(expected)
+    if not np.array_equal(got[~finite], expected[~finite], equal_nan=True):
+        return False
+    with np.errstate(over="ignore"):  # the limit may be infinite; then nothing is close
+        of_norm = tolerance.slack * (1e-5 * np.linalg.norm(expected[finite]) + 1e-7 * tolerance.total)
+    limits = np.broadcast_to(of_norm if tolerance.limit is None else tolerance.limit, finite.shape)[finite]
+    return bool(np.all(np.isfinite(limits)) and np.all(np.abs(got[finite] - expected[finite]) <= limits))
 
 
 def matches(got: Any, value: Any, tolerance: Tolerance = FLOAT32) -> bool:
-    """Return whether `got` is the value that a mistake leaves: None, or an array, which may hold inf and nan."""
+    """Return whether `got` is the value that a mistake leaves: None, or an array."""
     if got is None or value is None or isinstance(got, str):
         return got is None and value is None
-    value = np.asarray(value, np.float64)
-    if np.shape(got) != value.shape:
-        return False
-    got, finite = np.asarray(got, np.float64), np.isfinite(value)
-    if not np.array_equal(got[~finite], value[~finite], equal_nan=True):
-        return False
-    got, value, own = got[finite], value[finite], float(np.linalg.norm(value[finite])) + 1e-6
+    own = norm([value]) + 1e-6
     if close(got, value, Tolerance(max(tolerance.total, own), tolerance.slack)):
         return True
-    limit = tolerance.limit
-    return limit is not None and close(got, value, Tolerance(limit=np.broadcast_to(limit, finite.shape)[finite]))
+    return tolerance.limit is not None and close(got, value, tolerance)
 
 
 def common_factor(pairs: Sequence[tuple[Any, np.ndarray]], tolerance: Tolerance = FLOAT32) -> float | None:
@@ -76,9 +72,10 @@ def flat(arrays: Sequence[ArrayLike]) -> np.ndarray:
 def same_numbers(got: Sequence[ArrayLike], expected: Sequence[ArrayLike], rounding: float = 1e-4) -> bool:
     """Return whether both hold the same numbers, in any order, cut anywhere into tensors, and times one factor.
 
-    Zeros do not count: they may fill up a buffer.
+    Zeros do not count: they may fill up a buffer. Neither do inf and nan, of which the factor would be nan.
     """
-    all_got, all_expected = (np.sort(numbers[numbers != 0]) for numbers in (flat(got), flat(expected)))
+    both = (flat(got), flat(expected))
+    all_got, all_expected = (np.sort(numbers[(numbers != 0) & np.isfinite(numbers)]) for numbers in both)
     if all_got.shape != all_expected.shape:
         return False
     factor = np.linalg.norm(all_expected) / max(float(np.linalg.norm(all_got)), 1e-30)
@@ -119,6 +116,7 @@ def difference(name: str, got: ArrayLike | None, expected: np.ndarray) -> str:
     got_numbers, expected_numbers = flat([got]), flat([expected])
     with np.errstate(all="ignore"):
         off = np.nan_to_num(np.abs(got_numbers - expected_numbers), nan=np.inf)
+    off[(got_numbers == expected_numbers) | (np.isnan(got_numbers) & np.isnan(expected_numbers))] = 0
     worst = float(off.max(initial=0.0))
     wrong = np.flatnonzero(off > 0.01 * worst) if np.isfinite(worst) else np.flatnonzero(~np.isfinite(off))
     places, at = wrong[:SHOWN], ""

@@ -104,7 +104,8 @@ class Payloads:
 
     def include(self, rank: int, tensor: np.ndarray) -> bool:
         """Return whether a rank has sent this tensor, as it is or divided by the number of ranks."""
-        numbers = np.ravel(tensor).astype(np.float64)
+        numbers = flat([tensor])
+        numbers = numbers[np.isfinite(numbers)]
         largest = numbers[np.argsort(-np.abs(numbers))[:4]]  # one number alone is near another tensor's with some draws
         return any(
             all(np.isclose(self.numbers[rank], number / divisor, rtol=1e-5, atol=0).any() for number in largest)

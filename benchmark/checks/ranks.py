@@ -32,15 +32,8 @@ def on_ranks(function: Callable[..., Any], workers: int, rate: str | None = None
     file = Path(function.__code__.co_filename).relative_to(ROOT)  # type: ignore[attr-defined]
     module = ".".join(file.with_suffix("").parts)  # __module__ can be __main__
     with tempfile.TemporaryDirectory() as folder:
-        words = [
-            "-m",
-            "benchmark.checks.ranks",
-            module,
-            function.__name__,
-            json.dumps(arguments),
-            "--output_dir",
-            folder,
-        ]
+        words = ["-m", "benchmark.checks.ranks", module, function.__name__, json.dumps(arguments)]
+        words += ["--output_dir", folder]
         command = [sys.executable, "-m", "cluster.launch", "--workers", str(workers), "--", *words]
         if rate is not None:
             check_nodes()

@@ -69,20 +69,19 @@ def contradiction(settings: Settings, stage: int, offload: bool) -> str:
     if settings.deepspeed_config is None:
         return ""
     config = read_config(settings.deepspeed_config)
-    stage_of_file = config.get("zero_optimization", {}).get("stage", 0)
-    if stage_of_file != stage:
+    if (stage_of_file := config.get("zero_optimization", {}).get("stage", 0)) != stage:
         return f"--deepspeed_config: expected stage {stage} for {settings.strategy}, the file has {stage_of_file}"
-    differ = differences(config, shared(settings, offload))
-    return f"--deepspeed_config: {differ[0]} by the command line; change one of them" if differ else ""
+    file, expected = flat(config), flat(shared(settings, offload))
+    for name in sorted(file.keys() & expected.keys()):
+        if file[name] not in (expected[name], "auto"):
+            words = f"{name} is {file[name]} in the file, but {expected[name]} by the command line"
+            return f"--deepspeed_config: {words}; change one of them"
+    return ""
 
 
-def differences(file: dict, expected: dict, path: str = "") -> list[str]:
-    """Return, of the values that are in both, those that differ, in words. "auto" is any value."""
-    texts = []
-    for name in file.keys() & expected.keys():
-        here, wanted = file[name], expected[name]
-        if isinstance(here, dict) and isinstance(wanted, dict):
-            texts += differences(here, wanted, f"{path}{name}.")
-        elif here not in (wanted, "auto"):
-            texts.append(f"{path}{name} is {here} in the file, but {wanted}")
-    return sorted(texts)
+def flat(values: dict, path: str = "") -> Json:
+    """Return the values of nested objects by their paths, such as optimizer.params.lr."""
+    found: Json = {}
+    for name, value in values.items():
+        found |= flat(value, f"{path}{name}.") if isinstance(value, dict) else {path + name: value}
+    return found

@@ -5,7 +5,6 @@ loss = engine.forward(batch); engine.backward(loss, last=True); engine.step(rate
 """
 
 import contextlib
-import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -19,6 +18,7 @@ from torch.optim import Optimizer
 
 from benchmark.measure.payload import sent
 from benchmark.settings import Settings
+from common.evaluation import text_metrics
 from common.optim import weight_decay_groups
 from common.workers.process_group import Worker
 
@@ -51,13 +51,6 @@ def validation_sums(logits: Tensor, batch: dict[str, Tensor], kind: str) -> tupl
     )
     counted = labels != -100
     return loss.item(), int(((logits.argmax(-1) == labels) & counted).sum()), int(counted.sum())
-
-
-def summary(total: float, right: int, tokens: int) -> dict[str, float]:
-    """Loss per token, perplexity and next-token accuracy; nothing where there was nothing to validate on."""
-    if not tokens:
-        return {}
-    return {"loss": total / tokens, "perplexity": math.exp(min(total / tokens, 700)), "accuracy": right / tokens}
 
 
 class Engine:
@@ -136,7 +129,7 @@ class Engine:
         self.model.train()
         if kind == "own":
             return {name: sum(values) / len(values) for name, values in own.items() if values}
-        return summary(total, right, tokens)
+        return text_metrics(total, right, tokens)
 
     def validated(self) -> nn.Module:
         return self.model

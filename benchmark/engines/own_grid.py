@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from benchmark.engines.engine import Engine, micro_batches, optimizer_class, summary, validation_sums
+from benchmark.engines.engine import Engine, micro_batches, optimizer_class, validation_sums
 from benchmark.settings import Settings
 from benchmark.strategies import STRATEGIES
 from beyond.on_grid import OnGrid
 from beyond.tensor_parallel import ColumnParallel, RowParallel, attention_columns, own_part
 from common.arguments import check_cut, parse_grid
+from common.evaluation import text_metrics
 from common.workers.process_group import Worker
 
 
@@ -73,7 +74,7 @@ class OwnGrid(Engine):
                     sums += torch.tensor(values, dtype=sums.dtype, device=sums.device)
         dist.all_reduce(sums, group=self.grid.pipeline)
         total, right, tokens = sums.tolist()
-        return summary(total, int(right), int(tokens))
+        return text_metrics(total, int(right), int(tokens))
 
     def full_parameters(self) -> dict[str, Tensor]:
         """Each worker sends its cell to the first, which puts slices and stages together."""

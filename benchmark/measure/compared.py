@@ -26,7 +26,7 @@ AGAIN = "again"  # variant: a second engine
 class Figures:
     """What was measured of a strategy beside the times of its steps, on one worker; None: could not be measured."""
 
-    peak_bytes: int | None = None
+    peak_bytes: float | None = None
     sent_bytes: float | None = None
     sent_as: str | None = None  # dtypes
     exposed_ms: float | None = None

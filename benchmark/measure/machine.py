@@ -9,7 +9,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from common.paths import ROOT
+from common.workers.machine import own_cores
 from task4_traffic.counters import interface_counters
+
+BUSY = 1.5  # load per core; what ran before in the same minute has a part in it
 
 
 def environment() -> dict:
@@ -21,7 +24,7 @@ def environment() -> dict:
         "commit": commit(),
         "host": socket.gethostname(),
         "processor": processor(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": len(own_cores()),
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -50,6 +53,13 @@ def processor() -> str:
 def commit() -> str:
     """The commit of this repository; with a "+" if files have been changed since."""
     return _git("rev-parse", "--short", "HEAD") + ("+" if _git("status", "--porcelain", "-uno") else "")
+
+
+def busy(begin: dict) -> str:
+    """Say that the machine was busy before the measurement; "" if it was not."""
+    load, cores = begin["load"], begin["cores"]
+    is_busy = load > BUSY * cores
+    return f"the machine was busy (load {load} on {cores} cores); do not compare its times" if is_busy else ""
 
 
 def machine_line(begin: dict) -> str:

@@ -8,14 +8,17 @@ Between two phases, and after the last, runs "other". So the phases of a step ad
 """
 
 import contextlib
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from statistics import fmean
 
 import torch
 
 from benchmark.measure.profile import mark
 from common.workers.process_group import Worker
 
+PERIOD = 0.1  # seconds between two looks at the GPU
 PHASES = ("data", "forward", "backward", "optimizer", "other")
 
 
@@ -56,14 +59,41 @@ class Meter:
 
 
 def gpu_figures(device: torch.device) -> dict[str, float]:
-    """Utilisation (%), temperature (degrees C), power (W) of a worker's GPU, as far as they can be read.
+    """Utilisation (%), temperature (degrees C), power (W) of a GPU now, as far as they can be read.
 
-    torch reads them with nvidia-ml-py, which the extra "benchmark" installs. A worker on a CPU has none.
+    torch reads them with nvidia-ml-py, which the extra "benchmark" installs.
     """
     readings = {"gpu_utilisation": "utilization", "gpu_temperature": "temperature", "gpu_power": "power_draw"}
     figures: dict[str, float] = {}
-    for name, function in readings.items() if device.type == "cuda" else ():
+    for name, function in readings.items():
         with contextlib.suppress(Exception):  # no NVML, or a GPU that keeps this to itself
             value = float(getattr(torch.cuda, function)(device))
             figures[name] = value / 1000 if name == "gpu_power" else value  # torch says milliwatts
     return figures
+
+
+class GpuSampler:
+    """Reads a worker's GPU from start() on, in a thread, while steps run; a CPU has no figures."""
+
+    def __init__(self, device: torch.device, read: Callable[[torch.device], dict[str, float]] = gpu_figures) -> None:
+        self.device, self.read, self.samples = device, read, list[dict[str, float]]()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+
+    def start(self) -> None:
+        if self.device.type == "cuda":
+            self._thread.start()
+
+    def _look(self) -> None:
+        while True:
+            self.samples.append(self.read(self.device))
+            if self._stopped.wait(PERIOD):
+                return
+
+    def means(self) -> dict[str, float]:
+        """Stop, and return the mean of each figure."""
+        self._stopped.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        names = {name for sample in self.samples for name in sample}
+        return {name: fmean(sample[name] for sample in self.samples if name in sample) for name in names}

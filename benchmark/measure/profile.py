@@ -15,6 +15,8 @@ from pathlib import Path
 
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from benchmark.measure.output import MB
+from common.figures import COLOURS, figure
 from common.timeline.spans import Span, duration, merged, without
 
 COMMUNICATION = ("gloo:", "nccl:", "ncclDevKernel", "ncclKernel")
@@ -22,24 +24,43 @@ Event = dict  # of Chrome's trace format
 
 
 class Tracer:
-    """Records all that happens from start() to stop(); `mark` names a part of it."""
+    """Records all that happens from start() to stop(); `mark` names a part of it.
 
-    def __init__(self, on_gpu: bool) -> None:
+    keep: a file for the whole trace; beside it come a table of the operators, and the memory over time.
+    """
+
+    def __init__(self, on_gpu: bool, keep: Path | None = None) -> None:
+        self.keep, self.on_gpu = keep, on_gpu
         os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # errors only: it tells each start and stop otherwise
         activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
-        self._profile = profile(activities=activities)
+        self._profile = profile(activities=activities, profile_memory=keep is not None)
 
     def start(self) -> None:
         self._profile.start()
 
-    def stop(self, keep: Path | None = None) -> list[Event]:
-        """Return all events since the start; `keep`: a file for the whole trace."""
+    def stop(self) -> list[Event]:
+        """Return all events since the start that have a duration."""
         self._profile.stop()
         with tempfile.TemporaryDirectory() as folder:
-            file = keep or Path(folder) / "trace.json"
+            file = self.keep or Path(folder) / "trace.json"
             self._profile.export_chrome_trace(str(file))
             events: list[Event] = json.loads(file.read_text())["traceEvents"]
+        if self.keep:
+            operators = self._profile.key_averages().table(sort_by="self_cpu_time_total", row_limit=50)
+            name = self.keep.stem.removeprefix("trace")
+            self.keep.with_name(f"operators{name}.txt").write_text(operators)
+            draw_memory(self.keep.with_name(f"memory{name}.png"), events, self.on_gpu)
         return [event for event in events if event.get("ph") == "X"]
+
+
+def draw_memory(path: Path, events: list[Event], on_gpu: bool) -> None:
+    """Draw what torch has allocated on the device over time."""
+    kind = 1 if on_gpu else 0  # torch's DeviceType
+    looks = [one for one in events if one["name"] == "[memory]" and one["args"]["Device Type"] == kind]
+    with figure(path) as axes:
+        times = [(float(one["ts"]) - float(looks[0]["ts"])) / 1e3 for one in looks]
+        axes.plot(times, [one["args"]["Total Allocated"] / MB for one in looks], color=COLOURS[0])
+        axes.set(xlabel="ms since the trace began", ylabel="allocated by torch since then, MB")
 
 
 def mark(name: str) -> record_function:

@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from benchmark.measure.machine import busy
 from benchmark.measure.output import MB, Json
 from benchmark.measure.record import FailedRun, RunRecord, SweepCell, read_launch, read_outcome
 from benchmark.strategies import Label
 from common.errors import InputError
 
-BUSY = 1.5  # load per core before a run, from which its times are flagged: the run before has a part in a minute's load
 SAME = 1e-4  # training losses in fp32 that differ by more are not of the same training
 # Settings of equal trainings, whose losses agree.
 ALIKE = ("model", "length", "precision", "seed", "learning_rate", "optimizer", "data_dir", "dropout")
@@ -144,12 +144,11 @@ def doubts(found: dict[SweepCell, CellRuns], rows: dict[SweepCell, Json]) -> Ite
         if (speedup := max(row["speedup"] or 0.0, row["weak_speedup"] or 0.0)) > cell.workers:
             yield cell, f"speed-up {speedup:.2f} exceeds the number of workers, {cell.workers}"
     for runs, record in timed(found):
-        cell, machine = runs.cell, record.environment
+        cell = runs.cell
         if len(record.losses) > 1 and len(set(record.losses)) == 1:
             yield cell, f"the loss never changes ({record.losses[0]})"
-        if machine["load"] > BUSY * machine["cores"]:
-            load = f"load {machine['load']} on {machine['cores']} cores"
-            yield cell, f"the machine was busy ({load}); do not compare its times"
+        if words := busy(record.environment):
+            yield cell, words
         settings = (record.examples_per_step, *(record.settings[setting] for setting in ALIKE))
         other, expected = alike.setdefault(settings, (cell.name, record))
         for step, (loss, right) in enumerate(zip(record.losses, expected.losses, strict=False), 1):

@@ -113,7 +113,7 @@ def reference(case: Case, settings: Settings, workload: "Workload") -> Reference
     from benchmark.engines.engine import optimizer_class
     from common.optim import weight_decay_groups
 
-    alone = replace(case.settings(settings), strategy="single", recompute=False)
+    alone = replace(case.settings(settings), strategy="single", recompute=False, compile=None)
     model = built(case, workload.build(alone).double())
     optimizer = optimizer_class(alone)(weight_decay_groups(model, alone.weight_decay))
     ranks = [workload.batches(replace(alone, rank=rank)) for rank in range(settings.world_size)]

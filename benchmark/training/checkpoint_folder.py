@@ -31,35 +31,32 @@ BROKEN = (OSError, ValueError, KeyError, RuntimeError, EOFError, pickle.Unpickli
 def save(folder: Path, step: int, engine: Engine, losses: list[float]) -> None:
     """Keep the state after `step` steps. Raises InputError if it cannot be written. All workers call it together."""
     worker, final, partial = engine.worker, folder / f"step-{step:08d}", folder / f".step-{step:08d}.partial"
-
-    def write() -> None:
+    if worker.is_first:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+    dist.barrier()
+    error = ""
+    try:
         quietly(engine.save, partial)
-        on_gpu = worker.device.type == "cuda"
-        states = {"cpu": torch.get_rng_state(), "gpu": torch.cuda.get_rng_state(worker.device) if on_gpu else None}
-        torch.save(states, partial / f"rng_{worker.rank}.pt")
-
-    def complete() -> None:
-        (partial / "manifest.json").write_text(
-            json.dumps({"step": step, "losses": losses, **_identity(engine.settings)})
+        gpu = torch.cuda.get_rng_state(worker.device) if worker.device.type == "cuda" else None
+        torch.save({"cpu": torch.get_rng_state(), "gpu": gpu}, partial / f"rng_{worker.rank}.pt")
+        if worker.is_first:
+            manifest = {"step": step, "losses": losses, **_identity(engine.settings)}
+            (partial / "manifest.json").write_text(json.dumps(manifest))
+    except BROKEN as broken:
+        error = _short(broken)
+    errors = of_everybody(error, worker)  # all stop, or none: nobody may wait for one that failed
+    if message := next(filter(None, errors), ""):
+        shutil.rmtree(partial, ignore_errors=True)
+        free = shutil.disk_usage(folder).free / 1e6
+        raise InputError(
+            f"cannot write checkpoint {final}: {message} ({free:.0f} MB free); make room or use --output_dir"
         )
+    if worker.is_first:
         shutil.rmtree(final, ignore_errors=True)
         partial.rename(final)
         for old in {*folder.glob("step-*")} - {final}:
             shutil.rmtree(old, ignore_errors=True)
-
-    if worker.is_first:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True, exist_ok=True)
-    dist.barrier()
-    errors = of_everybody(_problem(write, partial), worker)  # all stop, or none: nobody may wait for one that failed
-    if worker.is_first and not any(errors):
-        errors[0] = _problem(complete, partial)
-    dist.broadcast_object_list(errors, src=0)
-    if any(errors):
-        shutil.rmtree(partial, ignore_errors=True)
-        free, message = shutil.disk_usage(folder).free / 1e6, next(error for error in errors if error)
-        advice = f"({free:.0f} MB free); make room or use --output_dir"
-        raise InputError(f"cannot write checkpoint {final}: {message} {advice}")
 
 
 def load(folder: Path, engine: Engine) -> tuple[int, list[float]]:
@@ -78,8 +75,9 @@ def load(folder: Path, engine: Engine) -> tuple[int, list[float]]:
             quietly(engine.load, newest)
             states = torch.load(newest / f"rng_{engine.worker.rank}.pt")
     except BROKEN as error:
-        reason = " ".join(str(error).split())[:160]
-        raise InputError(f"checkpoint {newest} is corrupt or incomplete ({reason}); delete this folder") from error
+        raise InputError(
+            f"checkpoint {newest} is corrupt or incomplete ({_short(error)}); delete this folder"
+        ) from error
     if was:
         words = ", ".join(f"{name} {value}" for name, value in was.items())
         raise InputError(f"checkpoint {newest} was written with {words}; use the same flags, or another --output_dir")
@@ -99,14 +97,5 @@ def _identity(settings: Settings) -> Json:
     return {name: getattr(settings, name) for name in IDENTITY}
 
 
-def _problem(action: Callable[[], None], folder: Path) -> str:
-    """Do it; what went wrong, in the system's words: torch's own only say that a file is shorter than it should be."""
-    try:
-        action()
-    except BROKEN as error:
-        try:
-            (folder / ".probe").write_bytes(bytes(2**20))
-        except OSError as full:
-            return full.strerror or str(full)
-        return (str(error).splitlines() or [type(error).__name__])[0][:160]
-    return ""
+def _short(error: BaseException) -> str:
+    return " ".join(str(error).split())[:160] or type(error).__name__

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from tqdm.auto import tqdm
 
 from benchmark.engines.engine import Engine
-from benchmark.measure.meter import Meter, gpu_figures
+from benchmark.measure.meter import GpuSampler, Meter
 from benchmark.measure.payload import Payload, Sent
 from benchmark.measure.profile import Tracer, communication
 from benchmark.measure.record import Utilisation
@@ -63,14 +63,14 @@ class Measured:
     persistent: int | None = None  # bytes
     reserved: int | None = None
 
-    def end_of_timed_steps(self, meter: Meter) -> None:
+    def end_of_timed_steps(self, meter: Meter, gpu: GpuSampler) -> None:
         if self.memory.device.type == "cuda":
             self.memory.stop()
             self.reserved = torch.cuda.max_memory_reserved(self.memory.device)
         self.steps = meter.steps[self.plan.dropped :]
         wall = sum(step["wall"] for step in self.steps)
         cores = sum(meter.cpu_seconds[self.plan.dropped :]) / wall  # 1.0: one core is busy all the time
-        self.utilisation = Utilisation(cores, **gpu_figures(meter.device))
+        self.utilisation = Utilisation(cores, **gpu.means())
 
 
 def train(
@@ -80,7 +80,9 @@ def train(
     first, losses = checkpoint_folder.load(settings.output_dir / "checkpoints", engine) if settings.resume else (0, [])
     log.restart(losses)
     on_gpu = worker.device.type == "cuda"  # there, torch counts memory in the timed steps at no cost
-    plan, meter, tracer = StepPlan(first, settings.max_steps, settings.dropped), Meter(worker), Tracer(on_gpu)
+    plan = StepPlan(first, settings.max_steps, settings.dropped)
+    meter, gpu = Meter(worker), GpuSampler(worker.device)
+    tracer = Tracer(on_gpu, settings.output_dir / f"trace_{worker.rank}.json" if settings.keep_trace else None)
     measured = Measured(plan, memory)
     batches = worker.batches(to_device(workload.batches(settings, first), worker.device))
     memory.start(PERIOD)
@@ -89,10 +91,11 @@ def train(
             memory.stop()
         if step == plan.timed_from:
             dist.barrier()  # all workers begin together; what came before does not count
+            gpu.start()
             if on_gpu:
                 memory.start()
         if step == plan.traced_from:
-            measured.end_of_timed_steps(meter)
+            measured.end_of_timed_steps(meter, gpu)
             tracer.start()
         payload = Payload() if step == plan.last - 1 else None  # all but the first steps send the same
         meter.begin()
@@ -122,10 +125,9 @@ def train(
     if not on_gpu:
         memory.stop()
     if plan.traced:
-        keep = settings.output_dir / f"trace_{worker.rank}.json" if settings.keep_trace else None
-        measured.traced = communication(tracer.stop(keep), plan.traced, on_gpu)
+        measured.traced = communication(tracer.stop(), plan.traced, on_gpu)
     elif first < plan.last:
-        measured.end_of_timed_steps(meter)
+        measured.end_of_timed_steps(meter, gpu)
     log.evaluation(plan.last, engine.validate(workload.validation_batches(settings), workload.kind))
     return measured
 

@@ -1,5 +1,7 @@
 """The trained model put together, and what it is worth."""
 
+from dataclasses import replace
+
 from torch import nn
 
 from benchmark.engines.engine import Engine
@@ -13,7 +15,7 @@ def whole_model(settings: Settings, engine: Engine, workload: Workload) -> nn.Mo
     full = engine.full_parameters()
     if not full:
         return None
-    model = workload.build(settings)
+    model = workload.build(replace(settings, compile=None))
     missing = model.load_state_dict(full, strict=False)
     assert not missing.unexpected_keys, missing
     return model

@@ -70,6 +70,9 @@ class Workload:
                 for name in ("dropout", "attention_dropout"):  # numbers of T5's attention and LSTMs, and of Llama's
                     if isinstance(getattr(module, name, None), float):
                         setattr(module, name, settings.dropout)
+        if settings.compile:  # forward alone: what engines hang on a block's call, such as gathering it, stays outside
+            for module in blocks(model) or [model]:
+                module.forward = torch.compile(module.forward, backend=settings.compile)
         model.train()
         return model  # type: ignore[no-any-return]
 

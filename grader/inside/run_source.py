@@ -7,6 +7,7 @@ nothing about right and wrong, and holds no expected value.
 import __future__
 
 import bdb
+import os
 import random
 import socket
 import sys
@@ -26,6 +27,7 @@ from grader.wire.connection import Wire
 from grader.wire.request import Job, RankFunction
 
 TORCH = str(Path(torch.__file__).parent)
+OF_ANOTHER_JOB = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "5"}  # where a group is joined, the group counts
 
 
 def rank_main(connection: socket.socket) -> None:
@@ -76,6 +78,8 @@ def call_function(job: Job, context: Context) -> object:
         exec(compile(code, file, "exec", __future__.annotations.compiler_flag), names)  # annotations are not looked up
     if function.first:
         names[function.first](context)
+    if function.join:
+        os.environ.update(OF_ANOTHER_JOB)
     lesson = context.load(job.file) if job.file else None
     if function.join:
         context.join()

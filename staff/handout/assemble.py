@@ -21,6 +21,7 @@ from pathlib import Path
 
 from common.errors import InputError
 from common.paths import ROOT
+from common.script_defaults import read_script_defaults
 from course.graded_tests import graded_tests
 from course.manifest import code_digest, version_of
 from course.table import Course, files_matching, load_course
@@ -52,6 +53,7 @@ def assemble(root: Path, solved: bool = False) -> Handout:
     """Make the handout of a source tree without writing anything; a `solved` one has all solutions where students would
     have written them, to give out after the deadline."""
     course = load_course(root / "course.toml")
+    read_script_defaults(course.scripts)  # raises InputError
     names = _names(root, course)
     contents = {source: (root / source).read_bytes() for source in names}
     programs = {source: content.decode() for source, content in contents.items() if source.endswith(".py")}
@@ -96,8 +98,9 @@ def renamed(content: bytes, course: Course) -> bytes:
 
 
 def _names(root: Path, course: Course) -> dict[str, str]:
-    """Source file -> name in the handout, sorted by name."""
-    names = {file: file for file in with_imports(root, files_matching(root, course.ships))}
+    """Source file -> name in the handout, sorted by name, without the pages of lessons that the course leaves out."""
+    pages = {row.readme for row in course.dropped.values()} - {row.readme for row in course.regions.values()}
+    names = {file: file for file in with_imports(root, files_matching(root, course.ships)) if file not in pages}
     names |= {files_matching(root, [source])[0]: name for source, name in course.handout.renames.items()}
     if len(set(names.values())) < len(names):
         raise InputError("course.toml: handout.renames maps two files to one name; fix it")

@@ -1,7 +1,8 @@
 """Makes the Markdown of a handout follow the course, and finds what leads nowhere in it: links, commands, regions.
 
 Of what the source has and this handout does not, a link becomes plain text; a row of a table, a command in a block of
-code, a picture and a sentence that name it are left out; a command for a region asks for one that the course has.
+code, a picture and a sentence that name it are left out, also a sentence, a row and a line of a drawing about a task
+that the course does not have; a command for a region asks for one that the course has.
 Whatever then still leads nowhere is a mistake in the text, in any course.
 """
 
@@ -20,8 +21,10 @@ LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 CODE = re.compile(r"`[^`\n]+`")
 GRADE = re.compile(r"(--region|--hint|grader\.debug|pytest -m) ([0-9a-z]+\.[0-9]+|[a-z]+\w*)\b")
 REGION = re.compile(r"(?<![\w.])([0-9a-z]+\.[0-9]+)(?![\w%]|\.\d| (?:ms|s|GB|MB|million|minutes|times)\b)")
-TASK = re.compile(r"\b[Tt]ask (\d[ab]?)|(Pipeline)\b")
-SENTENCE = re.compile(r"(?:(?<=[.:!?]\s)|^)(?:`[^`]*`|[^`.!?]|[.!?](?!\s|$))+[.!?](?:\s+|$)")
+TASK = re.compile(r"\b[Tt]ask (\d[ab]?)\b|\b(P)ipeline\b")
+BONUS = re.compile(r"\bbonus\b", re.IGNORECASE)
+DRAWN = re.compile(r"(?:task (\d[ab]?)|(p)ipeline) {2}")  # begins a task's lines in a drawing
+SENTENCE = re.compile(r"(?:(?<=[.:!?)]\s)|^)(?:`[^`]*`|[^`.!?]|[.!?](?!\)?(?:\s|$)))+[.!?]\)?(?:\s+|$)")
 START = re.compile(r"\s*(?:[-*]|\d+\.)?\s*(?:\*\*[^*]+\*\*)?\s*")
 
 
@@ -42,13 +45,26 @@ class Follower:
         for block in re.split(r"(^```.*\n(?:(?!```).*\n)*```$|\n\n+)", text, flags=re.MULTILINE):
             lines = block.split("\n")
             if FENCE.match(block):
-                lines = self._code(lines)
+                lines = self._code(self._drawing(lines))
             elif lines[0].startswith("|"):
                 lines = [line for line in lines if not line.startswith("|") or not self._leads_away(line, page)]
             else:
                 lines = self._prose(block, page).split("\n")
             blocks.append(LINK.sub(lambda link: self._link(link, page), "\n".join(lines)))
         return "".join(blocks)
+
+    def _drawing(self, lines: list[str]) -> list[str]:
+        """The lines of a block of code without those that draw a task which the course does not have."""
+        kept: list[str] = []
+        is_lost = False
+        for line in lines:
+            if row := DRAWN.match(line):
+                is_lost = (row[1] or row[2]) not in self.course.tasks
+            elif line and not line.startswith(" "):
+                is_lost = False
+            if not is_lost:
+                kept.append(line)
+        return kept
 
     def _code(self, lines: list[str]) -> list[str]:
         """The lines of a block of code without commands that lead away, and loops of such; nothing if none is left."""
@@ -65,32 +81,37 @@ class Follower:
 
     def _prose(self, text: str, page: str) -> str:
         """A paragraph or list without its sentences that name what is not there."""
-        if not self._leads_away(LINK.sub(r"\2", text), page):
-            return text
-        items = re.split(r"(?m)^(?=\s*(?:[-*]|\d+\.) )", text)
         kept = []
-        for item in items:
+        for item in re.split(r"(?m)^(?=\s*(?:[-*]|\d+\.) )", text):
             start = START.match(item).group()  # type: ignore[union-attr]
             sentences = SENTENCE.findall(item[len(start) :]) or [item[len(start) :]]
             rest = item[len(start) + sum(map(len, sentences)) :]
+            if self._names_what_is_lost(start):  # "- **Task 4** counts": in bold at its beginning
+                continue
             there = [one for one in sentences if not self._leads_away(LINK.sub(r"\2", one), page)]
-            if there or rest.strip():
-                kept.append((start + "".join(there) + rest).rstrip(" "))
-        left = "".join(kept)
-        return left if text.endswith("\n") else left.rstrip()
+            if there == sentences:
+                kept.append(item)
+            elif there or rest.strip():
+                kept.append((start + "".join(there) + rest).rstrip() + item[len(item.rstrip()) :])
+        return "".join(kept)
 
     def _leads_away(self, text: str, page: str) -> bool:
         return (
             self._is_lost(text)
-            or self._names_lost_regions(text)
+            or self._names_what_is_lost(text)
             or any(self._is_dropped(link[3], page) for link in LINK.finditer(text))
         )
 
-    def _names_lost_regions(self, text: str) -> bool:
-        """Return whether a text names regions that are not here, and no region or task that is."""
-        ids = {*REGION.findall(text)} & {*self.course.regions, *self.course.dropped}
-        tasks = {number or name[0].lower() for number, name in TASK.findall(text)}
-        return bool(ids) and not ids & {*self.course.regions, *self.solved} and not tasks & self.course.tasks.keys()
+    def _names_what_is_lost(self, text: str) -> bool:
+        """Return whether a text names regions or tasks that are not here, and none that is; or else the bonus lessons,
+        and there are none."""
+        course = self.course
+        ids = {*REGION.findall(text)} & {*course.regions, *course.dropped}
+        tasks = {(number or pipeline).lower() for number, pipeline in TASK.findall(text)}
+        if ids or tasks:
+            return not (ids & {*course.regions, *self.solved} or tasks & course.tasks.keys())
+        has_folder = any(name.startswith("beyond/") for name in self.files)
+        return ("beyond/" in text and not has_folder) or (bool(BONUS.search(text)) and not course.bonus_regions)
 
     def _is_lost(self, text: str, only: re.Pattern[str] | None = None) -> bool:
         """Return whether a text names a file of the source that is not here; `only` texts of this form."""

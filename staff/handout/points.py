@@ -15,7 +15,7 @@ from course.table import Course
 REGION = re.compile(r"\| ([0-9a-z]+\.[0-9]+) \|.*\| \d+ \|")
 SUM = re.compile(r"\| (?:(?P<lessons>[0-9a-z.]+ to [^|]*|the other lessons) )?\|.*\b(?P<of>total|bonus)\b.*\| \d+ \|")
 ON_TOP = ", a bonus on top of the 100"
-OPTIONAL = "These lessons are optional. Their points are a **bonus** on top of the 100."
+OPTIONAL = "These lessons are optional: their points are a **bonus** on top of the 100."
 OF_ALL = re.compile(r"(\b[Tt]he )100( points\b|[.,;]? )")  # in sentences: "the 100 points", "on top of the 100"
 LAST_NUMBER = re.compile(r"\d+(?= \|$)")
 
@@ -49,7 +49,7 @@ def _with_lessons_that_count(text: str, in_total: Sequence[RegionRow], others: b
     ids, points = ", ".join(row.id for row in in_total), sum(row.points for row in in_total)
     counted = f"{ids} count in the 100 points."
     if others:
-        counted += " " + OPTIONAL.replace("These", "The other").replace("Their", "their").replace(". ", ": ", 1)
+        counted += " " + OPTIONAL.replace("These", "The other")
     lines = []
     for line in text.replace(OPTIONAL, counted).split("\n"):
         if (row := SUM.fullmatch(line)) and row["lessons"]:

@@ -13,6 +13,7 @@ from common.errors import InputError
 from common.paths import ROOT
 from course.choices import scaled
 from course.table import load_course, read_course, score_of
+from staff.course import table
 from staff.grade.submissions import clean_files
 from staff.handout.assemble import assemble
 from staff.tests.handouts import copied
@@ -82,6 +83,18 @@ def test_the_first_25_lines_are_the_course_and_the_rest_of_the_table_is_not_need
     table = tomllib.loads(first.partition("\n# === ")[0])
     assert {"name", "title", "tasks", "graded", "total", "bonus"} <= table.keys() and "due.1 = " in first
     assert "[task." not in first
+
+
+def test_the_table_has_each_task_with_its_points_and_date_once_and_every_region(tmp_path):
+    course, _ = edited(tmp_path, due={"b": "2026-02-13T23:59:00Z"})
+
+    _, _, *lines = table(course)
+
+    heads = [line.split()[:2] for line in lines if re.match(r"\w+ +\+?\d+ ", line)]
+    assert [task for task, _ in heads] == [*course.tasks]
+    assert sum(int(points) for _, points in heads) == course.total + course.bonus
+    assert sum("2026-02-13 23:59 UTC" in line for line in lines) == 1
+    assert all(f" {id} ({row.points})" in " ".join(lines) for id, row in course.regions.items())
 
 
 @pytest.mark.parametrize(
@@ -238,12 +251,11 @@ def test_a_row_is_enough_for_own_data_and_an_own_model(tree, tmp_path):
         ("scripts.tasks.r = { text_a = 1, label = 0, metrics = ['bleu'] }", "metrics out of acc"),
     ],
 )
-def test_a_wrong_row_of_own_data_is_said_in_one_line(tmp_path, line, words):
-    text = (ROOT / "course.toml").read_text(encoding="utf-8")
-    (tmp_path / "course.toml").write_text(with_scripts(text, line + "\n"))
+def test_a_wrong_row_of_own_data_is_said_in_one_line(tree, line, words):
+    change(tree, lambda text: with_scripts(text, line + "\n"))
 
     with pytest.raises(InputError, match=words):
-        read_course(tmp_path / "course.toml")
+        assemble(tree)
 
 
 # --- what follows ---
@@ -335,11 +347,33 @@ def test_pages_say_which_bonus_lessons_count_and_with_how_many_points(tree, valu
 
 SENTENCES = """
 Read on. The cost of `python -m pytest --region b.9` is in [its page](../beyond/ring.md#the-idea); `diff
-beyond/ring.py x` shows it. See p.3. Stay.
+beyond/ring.py x` shows it. See p.3. Stay. (In task 3, DDP waits.) The bonus shows how.
+- An item. Task 4 counts.
+- **Task 4** too.
+- And one more.
+
+```
+task 1   all
+task 4   none
+         or few
+```
 
 ```shell
 python beyond/run_gpt2.py   # the bonus
 python -m pytest --hint b.9
+```
+"""
+
+LEFT = """ Stay.
+- An item.
+- And one more.
+
+```
+task 1   all
+```
+
+```shell
+python -m pytest --hint 1.1
 ```
 """
 
@@ -354,7 +388,7 @@ def test_what_a_page_says_of_lessons_that_the_course_does_not_have_is_left_out_o
 
     assert "\n".join(handout.problems) == ""
     left = handout.files["task1_single/README.md"].decode().partition("Read on.")[2]
-    assert left.split() == "Stay. ```shell python -m pytest --hint 1.1 ```".split()
+    assert left == LEFT
     table = handout.files["README.md"].decode().split("## Regions and points")[1]
     assert "| 2a.1 | join the process group | cluster/hello.py | given solved |" in table
 
@@ -405,6 +439,9 @@ def test_a_lesson_that_nobody_builds_on_is_left_out_where_it_would_give_a_graded
     handout = assemble(tree)
 
     assert "\n".join(handout.problems) == "" and "b.9" not in handout.given_solved
+    assert "beyond/sharded_optimizer.md" in handout.files and "beyond/survive.md" not in handout.files
+    pages = [handout.files[name].decode() for name in ("README.md", "beyond/README.md")]
+    assert "](beyond/README.md)" in pages[0] and not any("bonus" in page for page in pages)
     assert b"b.9 is not part of this course" in handout.files["beyond/sharded_model.py"]
 
 

@@ -144,6 +144,7 @@ THREE: Fields = {
     "end": (8,),
 }
 PLAIN = model_of(**THREE)
+SPECIAL = model_of(**THREE, micros=(1,), zero=[2, 3], infinite=[0])  # block 1 and a number of block 0, on one rank
 LATE = replace(PLAIN, late=1)  # one rank is behind: a rank that waits for it too early waits forever
 # No rank uses a parameter of block 1, so none of its hooks is called, nor the last one of the root.
 UNUSED = model_of(**THREE, unused=(2, 3, 8))

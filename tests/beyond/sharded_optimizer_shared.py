@@ -102,6 +102,7 @@ PLAIN = ShardSetting(
     uses=[[[[5, 0, 1, 2, 3, 4, 6]]]],
 )
 LATE = replace(PLAIN, late=2)
+SPECIAL = replace(PLAIN, zero=[3, 4], infinite=[0])  # on the last rank, all of a bucket is zero
 # On ranks above 0 the second bucket is complete first, and must wait for the first. All buckets have the same size.
 CROSSED = replace(
     PLAIN,
@@ -140,7 +141,7 @@ ACCUMULATED = replace(
     ],
 )
 ACCUMULATED_1 = replace(ACCUMULATED, stage=1)
-FOR_MEANS = ((3, PLAIN), (2, LARGE), (4, ODD), (1, PLAIN), (2, ODD), (3, replace(ODD, stage=1)))
+FOR_MEANS = ((3, PLAIN), (2, LARGE), (4, ODD), (1, PLAIN), (2, ODD), (3, replace(ODD, stage=1)), (3, SPECIAL))
 FOR_COSTS = ((3, PLAIN), (2, LARGE), (4, ODD), (2, ACCUMULATED_1), (3, HALF))
 FOR_TIMES = ((3, PLAIN), (3, LATE), (3, CROSSED), (3, ACCUMULATED), (2, ACCUMULATED_1), (4, ODD))
 

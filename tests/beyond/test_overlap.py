@@ -33,14 +33,20 @@ if TYPE_CHECKING:  # what a function finds in a rank
 graded = pytest.mark.graded
 CRASHES = shared.CRASHES
 IN_RANK = "tests/beyond/toy_in_rank.py"
+HELD = 3  # what messages hold first; no gradient is drawn so
 HINTS = {  # words of the reducer, of torch and of the graders -> what they mean here
     "a second backward before finish()": "gradient_ready was called twice for a parameter in one step: is it "
-    "registered once, does it stop under no_sync, and does finish reset `missing`?",
+    "registered once, and does it return at once while self.sync is False?",
+    "got (NoneType": "parameter.grad is None: a parameter without a gradient counts as zeros",
     "'NoneType' object has no attribute 'wait'": "bucket.work is None: the bucket was never sent (is next_bucket 0 "
     "again in each step?), or its all_reduce was not called with async_op=True",
     "changed while it was being sent": "a message must be complete when its all_reduce starts: divide before that, or "
     "after wait(). A hook of register_hook runs too early: backward adds to parameter.grad only after it",
     "the ranks do not agree": f"the ranks do not send the same buckets: {shared.ONCE}",
+}
+OF_FINISH = {
+    "a second backward before finish()": "gradient_ready was called twice for a parameter in one step: does finish "
+    "reset `missing` in every step, also if nothing was left to send, and does no_sync set self.sync to False?"
 }
 REPLACED = (
     "bucket.flat was replaced by another tensor, but the pieces are views of the old one: copy the gradients into the "
@@ -70,6 +76,7 @@ PLAIN = OverlapSetting(
     buckets=[[[5, 4], [3, 2, 1], [0]]],
 )
 LATE = replace(PLAIN, late=[2])
+SPECIAL = replace(PLAIN, zero=[1, 2, 3], infinite=[4])  # on the last rank, all of one bucket is zero
 # On ranks above 0 bucket 1 is complete first, and must wait for bucket 0. All buckets have the same size, so that torch
 # reports no mismatch if they are mixed up.
 CROSSED = replace(
@@ -106,6 +113,7 @@ ODD = OverlapSetting(
         [[[0, 2, 1, 6, 4, 0], [0, 1, 6, 2, 0]]],
     ],
     bucket_bytes=70,
+    buckets=[[[6], [5], [4], [2, 1], [0]]],
     dtypes=["float32"] * 6 + ["float64"],
     frozen=[3],
     tied=0,
@@ -132,10 +140,15 @@ LATER_STEPS = OverlapSetting(
 
 @in_rank(uses=[IN_RANK])
 def reduce_gradients(context: Context, lesson: ModuleType, inputs: Fields) -> object:
-    """Yield the gradients at the end of each step. Without `finish`, messages are in transit until then."""
+    """Yield the gradients at the end of each step. Without `finish`, messages are in transit until then.
+
+    With `rest`, all buckets hold other numbers first, and those that backward has not completed are sent, too.
+    """
     arguments = context.arguments
     toy = Toy(arguments, note_reached(context))
     reducer = lesson.GradientReducer(toy, arguments["bucket_bytes"])
+    for bucket in reducer.buckets if arguments["rest"] else ():
+        bucket.flat.fill_(arguments["held"])
     for step, micros in enumerate(inputs["uses"]):
         flats = [(bucket, getattr(bucket, "flat", None)) for bucket in getattr(reducer, "buckets", ())]
         for number in range(len(micros) - 1):
@@ -155,6 +168,8 @@ def reduce_gradients(context: Context, lesson: ModuleType, inputs: Fields) -> ob
         if arguments["finish"]:
             reducer.finish()
         else:
+            for bucket in reducer.buckets[reducer.next_bucket :] if arguments["rest"] else ():
+                reducer.send(bucket)
             dist.barrier()  # so that all messages arrive
         left: Fields = {f"parameter {k}": copy_of(parameter.grad) for k, parameter in enumerate(toy.numbered)}
         left |= {f"dtype {k}": dtype_of(parameter.grad) for k, parameter in enumerate(toy.numbered)}
@@ -170,15 +185,19 @@ def reduce_gradients(context: Context, lesson: ModuleType, inputs: Fields) -> ob
 class Reduced:
     """One run of a setting. own: the gradients that each rank has at the end of a step, [rank][step][parameter]."""
 
-    def __init__(self, grade: Grade, ranks: int, setting: OverlapSetting, finish: bool = True) -> None:
+    def __init__(
+        self, grade: Grade, ranks: int, setting: OverlapSetting, finish: bool = True, rest: bool = False
+    ) -> None:  # fmt: skip
         self.grade, self.ranks, self.setting = grade, ranks, setting
         drawn = shared.draw(grade.seed, ranks, setting)
         self.computed = drawn.computed
         self.own = [[[sum(each) for each in zip(*step, strict=True)] for step in steps] for steps in drawn.computed]
         arguments = setting.arguments | {"bucket_bytes": setting.bucket_bytes, "finish": finish}
+        arguments |= {"rest": rest, "held": HELD}
         arguments |= {"late": setting.late or [None] * len(setting.uses), "interrupted": setting.interrupted}
         why_stuck = partial(shared.why_hooks_are_stuck, where_to_wait="wait in finish()")
-        self.result = run(grade, reduce_gradients, drawn.inputs, HINTS, why_stuck, **arguments)
+        hints = HINTS | (OF_FINISH if finish else {})
+        self.result = run(grade, reduce_gradients, drawn.inputs, hints, why_stuck, **arguments)
         must_be_own_calls(grade, self.result, "send each bucket with dist.all_reduce")
 
     def micros(self, rank: int, step: int) -> list[MicroBatch]:
@@ -216,7 +235,7 @@ class Reduced:
         """Check that each message is one bucket with the right bytes, and that the buckets are in order."""
         buckets, sent = self.setting.buckets[step], list[int]()
         for number, call in enumerate(calls):
-            content = self._content(call, step, rank)
+            content = self._content(call, step, rank, number)
             if isinstance(content, str):
                 self.grade.fail(observed=f"{where} sends {content} (message {number}, {call.where})")
             sent.append(content)
@@ -228,12 +247,19 @@ class Reduced:
                 self.grade.fail(f"{where} sends bucket {content} as {got}, expected {size} bytes of {dtype}: {words}")
         shared.check_order(self.grade, where, sent, len(buckets), calls[0].where if calls else "")
 
-    def _content(self, call: Call, step: int, rank: int) -> int | str:
-        """Return the bucket whose gradients are in a message, times any factor; else say what is in it."""
+    def _content(self, call: Call, step: int, rank: int, number: int) -> int | str:
+        """Return the bucket whose gradients are in a message, times any factor; else say what is in it.
+
+        Zeros may fit several: first the one with the message's number.
+        """
         message, own, buckets = [call.sent_arrays()], self.own[rank][step], self.setting.buckets[step]
-        for i, bucket in enumerate(buckets):
-            if same_numbers(message, [own[k] for k in bucket], shared.ROUNDING[self.setting.dtype(bucket[0])]):
+        for i in sorted(range(len(buckets)), key=lambda i: i != number):
+            rounding = shared.ROUNDING[self.setting.dtype(buckets[i][0])]
+            if same_numbers(message, [own[k] for k in buckets[i]], rounding):
                 return i
+        emptied = [np.where(message[0] == HELD, 0, message[0])]
+        if any(same_numbers(emptied, [own[k] for k in bucket]) for bucket in buckets):
+            return "what the message held before: a parameter without a gradient counts as zeros, so write zeros there"
         last = self.computed[rank][step][-1]
         if any(same_numbers(message, [last[k] for k in bucket]) for bucket in buckets):
             return "only the gradients of the last micro-batch: those accumulated under no_sync are lost"
@@ -314,8 +340,10 @@ class Reduced:
 
 @graded("b.4")
 def test_backward_sends_every_bucket_with_this_rank_s_gradients(grade: Grade) -> None:
-    for ranks, setting in ((3, PLAIN), (4, TIED), (2, MIXED), (2, TWICE), (1, ALONE)):
+    for ranks, setting in ((3, PLAIN), (4, TIED), (2, MIXED), (2, TWICE), (1, ALONE), (3, SPECIAL)):
         Reduced(grade, ranks, setting, finish=False).check_messages()
+    first_step = replace(ODD, uses=ODD.uses[:1])
+    Reduced(grade, 3, first_step, finish=False, rest=True).check_messages()
 
 
 @graded("b.4")
@@ -331,7 +359,7 @@ def test_all_ranks_send_the_same_buckets_in_the_same_order(grade: Grade) -> None
 
 @graded("b.5")
 def test_after_finish_every_gradient_is_the_mean_in_every_step(grade: Grade) -> None:
-    for ranks, setting in ((3, PLAIN), (3, ODD), (2, ODD), (4, ODD), (1, ODD), (2, MIXED)):
+    for ranks, setting in ((3, PLAIN), (3, ODD), (2, ODD), (4, ODD), (1, ODD), (2, MIXED), (3, SPECIAL)):
         reduced = Reduced(grade, ranks, setting)
         reduced.check_means()
         reduced.check_finish()

@@ -33,8 +33,12 @@ def make_buckets(context: Context, lesson: ModuleType, inputs: list[Fields]) -> 
         sizes = zip(case["sizes"], case["dtypes"], strict=True)
         parameters = [nn.Parameter(torch.zeros(size, dtype=getattr(torch, dtype))) for size, dtype in sizes]
         numbers = {id(parameter): k for k, parameter in enumerate(parameters)}
-        buckets = lesson.make_buckets(parameters, case["bucket_bytes"])
-        yield [[numbers.get(id(parameter), -1) for parameter in bucket] for bucket in buckets]
+        given = list(parameters)
+        buckets = lesson.make_buckets(given, case["bucket_bytes"])
+        yield {
+            "buckets": [[numbers.get(id(parameter), -1) for parameter in bucket] for bucket in buckets],
+            "kept": [*map(id, given)] == [*map(id, parameters)],
+        }
 
 
 @in_rank
@@ -43,9 +47,13 @@ def agree_on_order(context: Context, lesson: ModuleType, inputs: list[Fields]) -
     for case in inputs:
         parameters = [nn.Parameter(torch.zeros(2)) for _ in range(case["count"])]
         numbers = {id(parameter): k for k, parameter in enumerate(parameters)}
-        order = lesson.agree_on_order(dict.fromkeys(parameters[k] for k in case["ready"]), parameters)
+        given = list(parameters)
+        order = lesson.agree_on_order(dict.fromkeys(parameters[k] for k in case["ready"]), given)
         is_list = isinstance(order, list | tuple)
-        yield [numbers.get(id(parameter), -1) for parameter in order] if is_list else type(order).__name__
+        yield {
+            "order": [numbers.get(id(parameter), -1) for parameter in order] if is_list else type(order).__name__,
+            "kept": [*map(id, given)] == [*map(id, parameters)],
+        }
 
 
 # --- buckets ---
@@ -73,12 +81,15 @@ def dtype_cases(grade: Grade) -> list[Case]:
 def check_buckets(grade: Grade, cases: list[Case]) -> None:
     """Check that parameters are in buckets in order, and that a bucket has one dtype and is as full as it may be."""
     result = run(grade, make_buckets, [cases])
-    for case, buckets in zip(cases, result.values[0], strict=True):
+    for case, left in zip(cases, result.values[0], strict=True):
+        buckets = left["buckets"]
         nbytes = [size * BYTES[dtype] for size, dtype in zip(case["sizes"], case["dtypes"], strict=True)]
         dtypes = ", ".join(case["dtypes"] if len(set(case["dtypes"])) > 1 else case["dtypes"][:1])
         if mistake := mistake_in_buckets(case, buckets, nbytes):
             given = f"parameters of {short(nbytes, 120)} bytes ({dtypes}), bucket_bytes={case['bucket_bytes']}"
             grade.fail(f"{given}: {mistake}; got the buckets {short(buckets, 200)}")
+        if not left["kept"]:
+            grade.fail("make_buckets changes the list `order`: it belongs to the caller")
 
 
 def mistake_in_buckets(case: Case, buckets: list[list[int]], nbytes: list[int]) -> str:
@@ -135,7 +146,8 @@ def check_order(grade: Grade, ranks: int) -> None:
     result = run(grade, agree_on_order, inputs)
     for number, first in enumerate(inputs[0]):
         ready, everything = first["ready"], list(range(first["count"]))
-        for rank, got in enumerate(values[number] for values in result.values):
+        for rank, left in enumerate(values[number] for values in result.values):
+            got = left["order"]
             where = f"{ranks} ranks, {len(everything)} parameters, ready on rank 0: {short(ready, 100)}: rank {rank} "
             if isinstance(got, str) or sorted(got) != everything:
                 words = "expected every parameter once, as a list: those that were not ready come last"
@@ -155,10 +167,11 @@ def check_order(grade: Grade, ranks: int) -> None:
                     first_got if [got[k] for k in ready] == list(range(len(ready))) else None,
             }  # fmt: skip
             differs = "has parameters that were not ready in a different order than rank 0"
-            got_parts = {"ready": first_got, "rest": got}
+            got_parts = {"ready": first_got, "rest": got, "kept": left["kept"]}
             expected = {
                 "ready": Expected(ready, "has {got}: the order is not that of rank 0", mistakes=mistakes),
-                "rest": Expected(result.values[0][number], differs),
+                "rest": Expected(result.values[0][number]["order"], differs),
+                "kept": Expected(True, "changes the list `parameters`, which belongs to the caller"),
             }
             check(grade, where, got_parts, expected, result)
 

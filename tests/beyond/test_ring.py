@@ -67,7 +67,10 @@ def all_gather(context: Context, lesson: ModuleType, inputs: list[list[torch.Ten
 
 
 def draw(seed: int, ranks: int, cases: Cases) -> list[list[np.ndarray]]:
-    """Draw the tensors [rank][case]; in half precision whole numbers, so that sums are exact."""
+    """Draw the tensors [rank][case]; in half precision whole numbers, so that sums are exact.
+
+    Of several cases, the last rank has an inf in the first one, and zeros in the last one.
+    """
 
     def one(rank: int, case: int, length: int, dtype: str) -> np.ndarray:
         draw = drawn.generator(seed, 11, rank, case)
@@ -75,7 +78,11 @@ def draw(seed: int, ranks: int, cases: Cases) -> list[list[np.ndarray]]:
             return draw.normal(size=length).astype(dtype)
         return draw.integers(-8, 9, length).astype("int64" if dtype == "int64" else "float32")
 
-    return [[one(rank, number, *case) for number, case in enumerate(cases)] for rank in range(ranks)]
+    tensors = [[one(rank, number, *case) for number, case in enumerate(cases)] for rank in range(ranks)]
+    if len(cases) > 1:
+        tensors[-1][0][0] = np.inf
+        tensors[-1][-1] *= 0
+    return tensors
 
 
 def slices(sizes: Sequence[int]) -> list[slice]:
@@ -279,4 +286,5 @@ def test_the_whole_ring_averages_gradients_for_as_few_bytes_as_can_be(grade: Gra
         if sum(sent) != right or max(sent) > 1.1 * right / ranks + 100:
             got = [int(count) for count in sent]
             grade.fail(observed=f"{ranks} ranks send {got} bytes, expected {right} in all: 2(N-1)/N S each")
-    averaging.check_mean(grade, averaging.AVERAGE, averaging.HALF, (3,))
+    for setting in (averaging.HALF, averaging.MIXED, averaging.INFINITE):
+        averaging.check_mean(grade, averaging.AVERAGE, setting, (3,))

@@ -46,6 +46,7 @@ SMALL = (
     block_of([[3, 4], [5], [2, 2]]),  # matrices do not come first, as they do in flat.values
     block_of([[7], [1]]),
     block_of([[4, 6]]),  # divides evenly
+    block_of([[2]]),  # fewer elements than ranks: a shard is zero
     block_of([[50, 30], [20]], "bfloat16"),
 )
 LARGE = block_of([[640, 1024]])
@@ -142,7 +143,11 @@ class ShardedBlockRun:
         self.shards = [setting.flat(self.order, self.initial, ranks)]
         size = (MOVES, self.shards[0].shape[1])
         generators = [drawn.generator(grade.seed, 31, ranks, rank) for rank in range(ranks)]
-        moves = [np.asarray(generator.normal(size=size), np.float32) for generator in generators]
+        ones = setting.flat(self.order, [np.ones(shape) for shape in setting.shapes], ranks)  # what fills up stays 0
+        moves = [
+            np.asarray(own * generator.normal(size=size), np.float32)
+            for own, generator in zip(ones, generators, strict=True)
+        ]
         for move in range(MOVES):
             self.shards.append(self.shards[-1] + [own[move] for own in moves])
         self.inputs = [{"dtype": self.dtype, "values": self.initial, "moves": list(own)} for own in moves]

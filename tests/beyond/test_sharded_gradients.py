@@ -35,7 +35,7 @@ def check_updates(run: ModelRun) -> None:
 
 @graded("b.10")
 def test_every_shard_gets_the_mean_gradient_and_steps_as_the_whole_model_does(grade: Grade) -> None:
-    for ranks, setting in (*shared.TRAINED, (3, shared.UNUSED)):
+    for ranks, setting in (*shared.TRAINED, (3, shared.UNUSED), (3, shared.SPECIAL)):
         run = ModelRun(grade, ranks, setting)
         check_none_left(run)
         check_means(run, partial(check_messages, run))

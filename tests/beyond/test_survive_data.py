@@ -15,7 +15,7 @@ from grader.ranks.phrases import short
 from grader.wire.values import Fields
 
 if TYPE_CHECKING:  # what a function finds in a rank
-    from grader.inside.tools import Context, torch
+    from grader.inside.tools import Context, nn, torch, unchanged
 
 graded = pytest.mark.graded
 SIZES = (1, 2, 3, 4, 5)
@@ -35,16 +35,17 @@ class Batches(NamedTuple):
 
 @in_rank
 def batches(context: Context, lesson: ModuleType, inputs: int) -> object:
-    """Yield this rank's examples of each batch, the place after it, and whether the place before it has changed."""
+    """Yield this rank's examples of each batch, the place after it, and what else has changed."""
     torch.manual_seed(inputs)  # what a student draws from the global generator differs between ranks and runs
     a = context.arguments
     place = dict(a["place"])
     for _ in range(a["number"]):
         before = dict(place)
-        value = lesson.next_examples(place, a["count"], a["batch_size"])
+        with unchanged(nn.Module()) as changed:
+            value = lesson.next_examples(place, a["count"], a["batch_size"])
         if not isinstance(value, tuple) or len(value) != 2 or not all(map(isinstance, value, (list, dict))):
             raise TypeError(f"next_examples must return a list and a dict, got {str(value)[:100]}")
-        yield {"examples": value[0], "place": value[1], "changed": place != before}
+        yield {"examples": value[0], "place": value[1], "changed": place != before, "surroundings": changed}
         place = dict(value[1])
 
 
@@ -63,6 +64,8 @@ def serve(grade: Grade, ranks: int, place: Fields, number: int, count: int, batc
         together = [example for share in shares for example in share["examples"]]
         if any(share["changed"] for share in shares):
             grade.fail(f"{where}next_examples changes its argument: return a new dict")
+        if moved := next((name for share in shares for name in share["surroundings"]), ""):
+            grade.fail(f"{where}next_examples changes {moved}: draw with a generator of your own")
         if other := next((other for other in places if other != places[0]), None):
             grade.fail(f"{where}one rank returns the place {places[0]}, another {other}: it belongs to all ranks")
         if not all(type(example) is int and 0 <= example < count for example in together):
@@ -116,6 +119,8 @@ def test_a_batch_has_the_same_examples_with_any_number_of_ranks(grade: Grade) ->
     for ranks in SIZES[1:]:
         got = serve(grade, ranks, place, number, count, batch_size)
         check_same(grade, f"world size {ranks}, compared with 1: ", got.examples, one.examples, SHARE)
+    tiny, by_one = serve(grade, 5, place, 4, 7, 3), serve(grade, 1, place, 4, 7, 3)  # two ranks get no example
+    check_same(grade, "world size 5, compared with 1: ", tiny.examples, by_one.examples, SHARE)
 
 
 @graded("b.20")

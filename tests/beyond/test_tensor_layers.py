@@ -39,6 +39,7 @@ STRIDED = (("float32", "expanded"), ("float32", "holes"), ("float32", "transpose
 SHAPES = ((3, 4), (2, 5), (4, 2))  # of x, in each case
 INSIDE, OUTSIDE = 3, 11  # of the column layer; of the row layer the other way round
 LEADING = ((2, 3), (4,), (2, 1))  # the dimensions of x before its last one, in each case
+ZERO = 1  # the case in which what the last rank of a group must send is zero
 DIRECTIONS = "f sums in backward and g in forward; the other direction passes on what it gets"
 ONE_SUM = "ColumnParallel sends only in backward, in f; RowParallel only in forward, in g"
 
@@ -109,6 +110,10 @@ def functions_run(grade: Grade, ranks: Ranks, cases: tuple = PLAIN) -> tuple[Res
     for rank in range(ranks.count):
         draw = drawn.generator(grade.seed, 41, ranks.count, rank)
         own_cases = [pair(draw, dtype, layout, shape) for (dtype, layout), shape in zip(cases, SHAPES, strict=True)]
+        if rank == ranks.count - 1 and cases is PLAIN:
+            for key in ("x", "upstream"):
+                own_cases[1][key].flat[0] = np.inf
+                own_cases[2][key] *= 0
         twice = [{key: value.astype(np.float32) for key, value in pair(draw, "float32", "plain", (2, 3)).items()}
                  for _ in range(2)]  # fmt: skip
         inputs.append({"cases": own_cases, "twice": twice})
@@ -185,6 +190,8 @@ class WholeLayers:
         self.a, self.c, self.b, self.d = (numbers(draw, dtype, shape, 2) for shape in shapes)  # x A + c, inner B + d
         sizes = (INSIDE, OUTSIDE, OUTSIDE, INSIDE)
         self.x, self.inner, self.up_column, self.up_row = (numbers(draw, dtype, (*leading, size), 2) for size in sizes)
+        if case == ZERO and len(group) > 1:
+            self.inner[..., self.parts[-1]] = self.up_column[..., self.parts[-1]] = 0
 
     def given(self, member: int, noise: np.random.Generator) -> dict[str, dict[str, np.ndarray]]:
         """Return the inputs of one member: its own slices are correct, all else is noise."""

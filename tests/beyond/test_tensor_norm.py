@@ -29,9 +29,9 @@ INSIDE, OUTSIDE = 3, 8
 MESSAGE = 64  # bytes: enough for a message with a sum of squares
 SLICES = ("mlp.fc.weight", "mlp.fc.bias", "mlp.proj.weight")
 WHOLE = {"norm.weight": (INSIDE,), "norm.bias": (INSIDE,), "mlp.proj.bias": (INSIDE,), "head.weight": (OUTSIDE, INSIDE)}
-DTYPES = ("float32", "float32", "float32", "float32", "float64", "bfloat16", "float32")
-WITHOUT = ((), ("norm.weight", "mlp.fc.bias"), SLICES, tuple(WHOLE), (), ("head.weight",), ())  # no gradient, by case
-ZERO = len(WITHOUT) - 1  # the case in which the slices of the group's last rank are zero
+DTYPES = ("float32", "float32", "float32", "float32", "float64", "bfloat16", "float32", "float32")
+WITHOUT = ((), ("norm.weight", "mlp.fc.bias"), SLICES, tuple(WHOLE), (), ("head.weight",), (), ())  # no gradient
+ZERO, LOST = 6, 7  # the cases in which the slices of the group's last rank are zero, and one of them is nan
 
 
 def mixed_model(
@@ -74,8 +74,9 @@ def draw_gradients(grade: Grade, ranks: Ranks, rank: int, part: np.ndarray, case
     slices = {
         name: own.normal(size=shape, scale=1 + group.index(rank)) for name, shape in zip(SLICES, shapes, strict=True)
     }
-    if case == ZERO and len(group) > 1 and rank == group[-1]:
+    if case in (ZERO, LOST) and len(group) > 1 and rank == group[-1]:
         slices = {name: value * 0 for name, value in slices.items()}
+        slices[SLICES[0]].flat[0] = np.nan if case == LOST else 0
     whole = {name: same.normal(size=shape) for name, shape in WHOLE.items()}
     return {name: None if name in WITHOUT[case] else value for name, value in (slices | whole).items()}
 

@@ -37,13 +37,18 @@ Uses = list[list[list[list[int]]]]  # [step][micro-batch][rank] -> parameters in
 
 @dataclass(frozen=True, kw_only=True)
 class ToySetting:
-    """A model without layers: its parameters, and those that each rank uses in each micro-batch."""
+    """A model without layers: its parameters, and those that each rank uses in each micro-batch.
+
+    zero, infinite: the parameters whose gradient is zero, and has an inf, only on the last rank.
+    """
 
     shapes: list[list[int]]
     uses: Uses
     dtypes: list[str] = field(default_factory=list)  # empty: float32
     frozen: list[int] = field(default_factory=list)
     tied: int | None = None
+    zero: list[int] = field(default_factory=list)
+    infinite: list[int] = field(default_factory=list)
 
     def of_rank(self, rank: int) -> list[list[list[int]]]:
         return [[kinds[min(rank, len(kinds) - 1)] for kinds in micros] for micros in self.uses]
@@ -97,6 +102,10 @@ def draw(seed: int, ranks: int, toy: ToySetting) -> Drawn:
                 tensors = [np.asarray(generator.normal(size=toy.shapes[k]), np.float32) for k in uses]
                 total = [np.zeros(shape) for shape in toy.shapes]
                 for k, tensor in zip(uses, tensors, strict=True):
+                    if rank == ranks - 1 and k in toy.zero:
+                        tensor *= 0
+                    if rank == ranks - 1 and k in toy.infinite:
+                        tensor.flat[0] = np.inf
                     if k not in toy.frozen:
                         dtype = toy.dtype(k)
                         total[k] = rounded(total[k] + rounded(tensor, dtype), dtype)

@@ -82,11 +82,6 @@ ODD = AveragingSetting(
 LARGE = AveragingSetting(((3,), (640, 1024), (2, 4), (5,)), ((),))  # 2.6 MB: more than a usual bucket
 HALF, MIXED = AveragingSetting(dtypes=("bfloat16",)), AveragingSetting(dtypes=("float32", "float16", "bfloat16"))
 INFINITE = AveragingSetting(infinite=(1, 3))
-SHOWN: Fields = {
-    "posinf": 300.0,
-    "neginf": 300.0,
-    "nan": 300.0,
-}  # what is shown and compared in place of such numbers
 SIZES = (3, 4)  # 3 comes first: there no two wrong factors give the same number
 Gradients = list[list[list[Any]]]  # [rank][call][parameter]; None: no gradient
 
@@ -119,8 +114,6 @@ def average(context: Context, lesson: ModuleType, inputs: Fields) -> object:
                 lesson.average_gradients(model)
         moved = [k for k, parameter in enumerate(parameters) if not bool((parameter == start_value).all())]
         left: Fields = {f"parameter {k}": copy_of(parameter.grad) for k, parameter in enumerate(parameters)}
-        for k in arguments["infinite"]:
-            left[f"parameter {k}"] = torch.nan_to_num(parameters[k].grad, **arguments["shown"])
         left |= {f"dtype {k}": dtype_of(parameter.grad) for k, parameter in enumerate(parameters)}
         yield left | {"moved": moved, "changed": changed}
 
@@ -233,8 +226,8 @@ def averaged(grade: Grade, lesson_function: str, ranks: int, setting: AveragingS
     """Run the student's function; return the result, and the gradients that the ranks started with."""
     gradients = draw(grade, ranks, setting)
     inputs = [{"gradients": own, "start_value": drawn.start_value(rank)} for rank, own in enumerate(gradients)]
-    arguments = {name: getattr(setting, name) for name in ("shapes", "frozen", "tied", "infinite")}
-    arguments |= {"dtypes": [setting.dtype(k) for k in range(len(setting.shapes))], "shown": SHOWN}
+    arguments = {name: getattr(setting, name) for name in ("shapes", "frozen", "tied")}
+    arguments |= {"dtypes": [setting.dtype(k) for k in range(len(setting.shapes))]}
     hints = HINTS | (ZERO if setting.zero else NOT_FINITE if setting.infinite else {})
     return run(grade, average, inputs, hints, lesson_function=lesson_function, **arguments), gradients
 
@@ -274,7 +267,7 @@ def after_call(
 ) -> dict[tuple[int, str], Expected]:
     """Return what every rank must hold after a call. `gradients`: [rank][parameter], before it."""
     columns = [list(column) for column in zip(*gradients, strict=True)]
-    total = norm([np.nan_to_num(np.mean(column, axis=0), **SHOWN) for column in columns if column[0] is not None])
+    total = norm([np.mean(column, axis=0) for column in columns if column[0] is not None])
     expected: dict[tuple[int, str], Expected] = {}
     for rank in range(len(gradients)):
         expected[rank, "moved"] = Expected([], "the parameters themselves changed: average only param.grad")
@@ -287,10 +280,8 @@ def after_call(
             limit = None if dtype == "float32" else 0.04 * np.abs(column).max(axis=0) + 1e-6
             one = mean_of(column, rank, payloads, total, limit)
             same = [other for other in columns if other[0] is not None and other[0].shape == column[0].shape]
-            one = replace(one, mistakes=dict(one.mistakes) | {SHARED: np.asarray(np.mean(same[-1], axis=0))})
-            if k in setting.infinite:
-                one = Expected(np.nan_to_num(one.value, **SHOWN), tolerance=one.tolerance)
-            expected[rank, f"parameter {k}"] = one
+            shared = {SHARED: np.asarray(np.mean(same[-1], axis=0))}
+            expected[rank, f"parameter {k}"] = replace(one, mistakes=dict(one.mistakes) | shared)
             expected[rank, f"dtype {k}"] = Expected(dtype, name=f"the dtype of parameter {k}'s gradient")
         expected[rank, "changed"] = Expected([], "averaging changes {got}, but must leave it unchanged")
     return expected

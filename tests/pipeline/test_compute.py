@@ -33,7 +33,7 @@ CRASHES = shared.CRASHES
 EXAMPLES, FEATURES = 2, 3  # of a micro-batch
 WORKERS = 3  # partitions that work at the same time
 Cycle = list[list[int]]  # (micro-batch, partition) pairs
-CPUS = {count: [f"cpu:{j}" for j in range(count)] for count in (2, 3, 4)}
+CPUS = {count: [f"cpu:{j}" for j in range(count)] for count in (1, 2, 3, 4)}
 
 
 # --- what a rank does ---
@@ -308,6 +308,7 @@ def test_compute_puts_each_result_where_its_micro_batch_was(grade: Grade) -> Non
     check_results(grade, 4, [[[2, 3], [0, 1], [3, 0]]])
     for partitions in (3, 2, 4):
         check_results(grade, partitions, [shuffled_cycle(grade.draw, partitions)[:-1]])
+    check_results(grade, 1, [[[0, 0]]])
     check_results(grade, 3, [[[0, 0]], [[0, 1], [1, 0]], [[0, 2], [1, 1], [2, 0]]])  # one pipe, several calls
     check_results(grade, 3, [shuffled_cycle(grade.draw)], reshape=True)
     check_results(grade, 3, [shuffled_cycle(grade.draw)], slow=True)

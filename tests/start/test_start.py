@@ -20,6 +20,7 @@ from grader.grading import Grade
 from grader.in_rank import in_rank, run, run_alone, run_to_any_end
 from grader.verdicts import builds_on, last_words, not_attempted
 from grader.wire.values import Fields
+from tests.start.test_joining import OF_A_SCHEDULER
 from tests.training import loop_shared, small_models
 
 if TYPE_CHECKING:  # what a function finds in a rank
@@ -57,6 +58,7 @@ def start_workers(context: Context, lesson: Any, inputs: Fields) -> Fields:
     from common.config import Gpt2Config
 
     here = os.getpid()
+    os.environ |= context.arguments["environment"]
     multiprocessing.set_start_method("forkserver", force=True)
     work = make_work(context.arguments)
     work.__module__, work.__qualname__ = lesson.__name__, "work"  # pickled by name, as the student's is
@@ -122,7 +124,8 @@ def check_started(grade: Grade, count: int, slowest: int) -> None:
     """Check that the script starts a process for every rank before it waits for the first one, and waits for all."""
     refuse_work_at_import(grade)
     patience = PATIENCE * grade.session.slowness
-    got = run(grade, start_workers, [None], workers=count, slowest=slowest, patience=patience).values[0]
+    arguments: Fields = {"workers": count, "slowest": slowest, "patience": patience, "environment": OF_A_SCHEDULER}
+    got = run(grade, start_workers, [None], **arguments).values[0]
     expected = {
         "in_this_process": Expected(
             False, "work() runs in the script's own process, but every rank, 0 as well, has one of its own: pass "

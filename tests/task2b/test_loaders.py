@@ -190,7 +190,8 @@ def check_divided_at_random(grade: Grade) -> None:
     check_mixed(grade, [half])
 
 
-def check_share(grade: Grade) -> None:
+@graded("2b.5")
+def test_a_worker_gets_its_share_of_the_batch(grade: Grade) -> None:
     """Check that a worker's batch is the total divided by the number of workers, and that this number is returned.
 
     Also that the loader has batches of this size from partitions that were divided at random.
@@ -209,7 +210,8 @@ def check_share(grade: Grade) -> None:
     check_divided_at_random(grade)
 
 
-def check_numbers_of_batches(grade: Grade) -> None:
+@graded("2b.5")
+def test_all_workers_have_the_same_number_of_batches(grade: Grade) -> None:
     """Check that all ranks have the same number of batches, as many as the smallest partition fills, in two epochs."""
     for setting, by_rank in all_loaders(grade, LOADS):
         right, (_, total, ranks) = LOADS[setting], setting
@@ -234,7 +236,8 @@ def check_numbers_of_batches(grade: Grade) -> None:
     check_divided_at_random(grade)
 
 
-def check_no_overlap(grade: Grade) -> None:
+@graded("2b.5")
+def test_no_example_is_on_two_workers_or_lost(grade: Grade) -> None:
     """Check that no example is on two ranks or twice on one, and that only a batch that some rank cannot fill is left
     out."""
     drawn = [(int(grade.draw.integers(20, 60)), 2 * n * int(grade.draw.integers(1, 4)), n) for n in (2, 3)]
@@ -270,7 +273,8 @@ def check_parts(grade: Grade, what: str, length: int, parts: list[Counter[int]])
         grade.fail(observed=f"{what}: {len(twice)} examples appear more than once, for example {min(twice)}{seed}")
 
 
-def check_group_and_collate(grade: Grade) -> None:
+@graded("2b.5")
+def test_partition_dataset_asks_the_process_group_and_collates(grade: Grade) -> None:
     """Check that rank and world_size may come from the process group or the caller, and that collate_fn is used."""
     (length, batch, ranks), place = (24, 6, 3), {"workers": 3, "batch": 6}
     (in_group,) = by_case(grade, [(length, batch, ranks)])
@@ -301,26 +305,3 @@ def check_group_and_collate(grade: Grade) -> None:
     for by_rank in (in_group, by_arguments, plain):
         check_examples(grade, by_rank)
     check_divided_at_random(grade)
-
-
-# --- the graded tests ---
-
-
-@graded("2b.5")
-def test_a_worker_gets_its_share_of_the_batch(grade: Grade) -> None:
-    check_share(grade)
-
-
-@graded("2b.5")
-def test_all_workers_have_the_same_number_of_batches(grade: Grade) -> None:
-    check_numbers_of_batches(grade)
-
-
-@graded("2b.5")
-def test_no_example_is_on_two_workers_or_lost(grade: Grade) -> None:
-    check_no_overlap(grade)
-
-
-@graded("2b.5")
-def test_partition_dataset_asks_the_process_group_and_collates(grade: Grade) -> None:
-    check_group_and_collate(grade)

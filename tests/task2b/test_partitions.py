@@ -182,7 +182,8 @@ def check_unchanged(grade: Grade, changed: Fields, of: str) -> None:
 # --- 2b.2 ---
 
 
-def check_partition(grade: Grade) -> None:
+@graded("2b.2", weight=2)
+def test_a_partition_gives_the_examples_at_its_indices(grade: Grade) -> None:
     """Check that place i of Partition(data, index) is data[index[i]], the example and not its number."""
     places = [1 + int(i) for i in grade.draw.permutation(19)[:7]]
     first = places.index(min(places))  # not 0, and with enough examples after it: see the mistakes
@@ -214,7 +215,8 @@ def check_partition(grade: Grade) -> None:
 # --- 2b.3 ---
 
 
-def check_once(grade: Grade) -> None:
+@graded("2b.3", weight=2)
+def test_every_example_is_in_one_partition(grade: Grade) -> None:
     """Check that every index is in exactly one partition, and that there are as many partitions as sizes."""
     cases = [*UNEVEN, *draw_settings(grade, 3), *EXACT]
     for (length, sizes), result in zip(cases, partitions(grade, cases, [1234]), strict=True):
@@ -249,7 +251,8 @@ def lengths_of(parts: list[list[int]] | str) -> list[int]:
     return [] if isinstance(parts, str) else [len(part) for part in parts]
 
 
-def check_sizes(grade: Grade) -> None:
+@graded("2b.3")
+def test_partitions_have_the_sizes_asked_for(grade: Grade) -> None:
     """Check that sizes are rounded by largest remainder, the first of equal sizes up, in every partitioner."""
     cases = [*UNEVEN, *draw_settings(grade, 6), (7, [0.5, 0.0, 0.5]), (5, [1 / 3] * 3)]
     again = partitions(grade, cases, [1234], noise=1)
@@ -305,7 +308,8 @@ def between_rounded_boundaries(shares: list[float]) -> list[int]:
     return [end - begin for begin, end in pairwise(boundaries)]
 
 
-def check_seed(grade: Grade) -> None:
+@graded("2b.3")
+def test_partitions_follow_the_seed_and_nothing_else(grade: Grade) -> None:
     """Check that the partitions depend on the seed and on nothing else, and that they change nothing else."""
     length, sizes = 4 * int(grade.draw.integers(10, 20)), [0.25] * 4
     seeds = [*draw_seeds(grade, 2), 0, 1, 1234]  # 0 is a seed like all others; 1234 is the default
@@ -338,7 +342,8 @@ def must_be_exact(grade: Grade, length: int, sizes: list[float], parts: list[lis
     check_counts(grade, length, sizes, lengths_of(parts))
 
 
-def check_shuffled(grade: Grade) -> None:
+@graded("2b.3")
+def test_partitions_are_shuffled_and_the_data_is_not(grade: Grade) -> None:
     """Check, over several seeds together, that the seed shuffles the indices and that the data does not move."""
     length, sizes = 60, [0.5, 0.5]
     (result,) = partitions(grade, [(length, sizes)], draw_seeds(grade, 6))
@@ -353,9 +358,10 @@ def check_shuffled(grade: Grade) -> None:
 # --- 2b.4 ---
 
 
-def check_use(grade: Grade) -> None:
+@graded("2b.4", weight=2)
+def test_use_gives_the_same_partition_every_time(grade: Grade) -> None:
     """Check that use(k) gives the examples of partitions[k], in their order, each time it is called."""
-    cases, seed = [*UNEVEN[-2:], *draw_settings(grade, 3)], grade.number("partitions", 1000)
+    cases, seed = [*UNEVEN[-3:], *draw_settings(grade, 3)], grade.number("partitions", 1000)  # one partition is empty
     (results,) = on_data(grade, use, 1, max(length for length, _ in cases), cases=cases, seed=seed)
     for (length, _), result in zip(cases, results, strict=True):
         before = result["before"]
@@ -389,36 +395,6 @@ def check_use(grade: Grade) -> None:
 # --- the graded tests ---
 
 
-@graded("2b.2", weight=2)
-def test_a_partition_gives_the_examples_at_its_indices(grade: Grade) -> None:
-    check_partition(grade)
-
-
-@graded("2b.3", weight=2)
-def test_every_example_is_in_one_partition(grade: Grade) -> None:
-    check_once(grade)
-
-
-@graded("2b.3")
-def test_partitions_have_the_sizes_asked_for(grade: Grade) -> None:
-    check_sizes(grade)
-
-
-@graded("2b.3")
-def test_partitions_follow_the_seed_and_nothing_else(grade: Grade) -> None:
-    check_seed(grade)
-
-
-@graded("2b.3")
-def test_partitions_are_shuffled_and_the_data_is_not(grade: Grade) -> None:
-    check_shuffled(grade)
-
-
 @graded("2b.3", absence=True)
 def test_data_partition_imports_only_what_the_course_allows(grade: Grade) -> None:
     grade.imports_only_allowed(FILE)
-
-
-@graded("2b.4", weight=2)
-def test_use_gives_the_same_partition_every_time(grade: Grade) -> None:
-    check_use(grade)

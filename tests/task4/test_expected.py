@@ -69,7 +69,8 @@ def results(grade: Grade, function: str, cases: list[tuple]) -> list[Any]:
 # --- gradient_bytes ---
 
 
-def check_gradient_bytes(grade: Grade) -> None:
+@graded("4.2")
+def test_gradient_bytes_count_what_is_sent(grade: Grade) -> None:
     """Check that tied tensors count once, frozen and unused ones never, and an element has the dtype's size."""
     rows = int(grade.draw.integers(3, 40))
     shapes = [(rows,), (rows, 2), (2, rows, 2), (rows, 8), (16, rows), ()]  # no two sums of these are equal
@@ -89,6 +90,7 @@ def check_gradient_bytes(grade: Grade) -> None:
         }
         name = f"gradient_bytes as {FLAGS[dtype]}"
         check(grade, "", {name: whole(got, right)}, {name: value_of(name, right, mistakes)})
+    grade.imports_only_allowed(FILE)
 
 
 # --- the traffic of an iteration ---
@@ -128,7 +130,8 @@ def moved(grade: Grade, most: int) -> dict[tuple[int, int], tuple[int, int]]:
     }
 
 
-def check_all_reduce(grade: Grade) -> None:
+@graded("4.2")
+def test_the_ring_s_traffic_is_right_for_every_number_of_workers(grade: Grade) -> None:
     """Check the traffic of a ring, with a few workers and with many."""
     factor = int(grade.draw.integers(1000, 9000))
     every_case = moved(grade, 300)
@@ -147,7 +150,8 @@ def check_all_reduce(grade: Grade) -> None:
     check_traffic(grade, "all_reduce of 4 bytes on 8 workers", of_half_a_byte, 7, PIECES)
 
 
-def check_gather_scatter(grade: Grade) -> None:
+@graded("4.2")
+def test_gather_and_scatter_cost_rank_0_more(grade: Grade) -> None:
     """Check that rank 0 communicates with all others, and each of them with rank 0 only."""
     factor = int(grade.draw.integers(100, 9000))
     every_case = moved(grade, 30)
@@ -202,7 +206,8 @@ def in_words(examples: int, batch: int, workers: int) -> str:
     return f"{examples} examples on {workers} workers, {batch} in a worker's batch"
 
 
-def check_iterations(grade: Grade) -> None:
+@graded("4.2")
+def test_iterations_of_an_epoch_count_padding_and_the_short_batch(grade: Grade) -> None:
     """Check the iterations of an epoch: workers have equally many examples, and the last batch may be short."""
     cases = [*EPOCHS, *draw_epochs(grade)]
     for case, got in zip(cases, results(grade, "iterations_per_epoch", cases), strict=True):
@@ -214,7 +219,8 @@ def check_iterations(grade: Grade) -> None:
 WAYS = ("sent", "received")
 
 
-def check_epoch(grade: Grade) -> None:
+@graded("4.2")
+def test_an_epoch_sends_an_iteration_s_bytes_as_often_as_it_has_iterations(grade: Grade) -> None:
     """Check that an epoch moves the bytes of an iteration as often as it has iterations."""
     iteration = [n + 0.75 for n in grade.draw.integers(10_000, 90_000, size=2).tolist()]
     cases = [(2490, 16, 4), (2490, 8, 4), (2490, 4, 4), (22, 7, 3), *draw_epochs(grade)]
@@ -244,32 +250,3 @@ def why_so_often(count: float, examples: int, batch: int, workers: int) -> str:
         f"{independent} number of examples": count == examples,
     }  # fmt: skip
     return next((sentence for sentence, fits in mistakes.items() if fits), "")
-
-
-# --- the graded tests ---
-
-
-@graded("4.2")
-def test_gradient_bytes_count_what_is_sent(grade: Grade) -> None:
-    check_gradient_bytes(grade)
-    grade.imports_only_allowed(FILE)
-
-
-@graded("4.2")
-def test_the_ring_s_traffic_is_right_for_every_number_of_workers(grade: Grade) -> None:
-    check_all_reduce(grade)
-
-
-@graded("4.2")
-def test_gather_and_scatter_cost_rank_0_more(grade: Grade) -> None:
-    check_gather_scatter(grade)
-
-
-@graded("4.2")
-def test_iterations_of_an_epoch_count_padding_and_the_short_batch(grade: Grade) -> None:
-    check_iterations(grade)
-
-
-@graded("4.2")
-def test_an_epoch_sends_an_iteration_s_bytes_as_often_as_it_has_iterations(grade: Grade) -> None:
-    check_epoch(grade)

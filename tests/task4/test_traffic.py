@@ -23,7 +23,7 @@ from grader.ranks.outcome import Result
 from grader.wire import drawn
 from grader.wire.values import Fields, item_bytes
 from tests.gradients import test_averaging as averaging
-from tests.gradients.test_averaging import LARGE, ODD, PLAIN, AveragingSetting, Gradients
+from tests.gradients.test_averaging import INFINITE, LARGE, MIXED, ODD, PLAIN, AveragingSetting, Gradients
 
 if TYPE_CHECKING:  # what a function finds in a rank
     from grader.inside.tools import Context, copy_of, dist, dtype_of, nn, torch, unchanged
@@ -67,13 +67,16 @@ def average_and_record(context: Context, lesson: ModuleType, inputs: Fields) -> 
     arguments, start_value, sent = context.arguments, inputs["start_value"], context.arguments["sent"]
     context.shuffle_addresses()
     parameters = [
-        nn.Parameter(torch.full(shape, start_value), requires_grad=k not in arguments["frozen"])
-        for k, shape in enumerate(arguments["shapes"])
+        nn.Parameter(
+            torch.full(shape, start_value, dtype=getattr(torch, own)), requires_grad=k not in arguments["frozen"]
+        )
+        for k, (shape, own) in enumerate(zip(arguments["shapes"], arguments["dtypes"], strict=True))
     ]
     model = nn.ParameterList([*parameters, parameters[-1]])  # two layers share the last one
     for gradients in inputs["gradients"]:
         for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = None if gradient is None else torch.stack([gradient, gradient])[0]  # of more memory
+            twice = None if gradient is None else torch.stack([gradient, gradient]).to(parameter.dtype)
+            parameter.grad = None if twice is None else twice[0]  # of more memory
         sent.clear()
         with unchanged(model) as changed:
             context.event("begin")
@@ -98,7 +101,9 @@ def synced(
             for own in gradients
         ]
     inputs = [{"gradients": own, "start_value": drawn.start_value(rank)} for rank, own in enumerate(gradients)]
-    result = run(grade, average_and_record, inputs, dtype=dtype, shapes=setting.shapes, frozen=setting.frozen)
+    dtypes = [setting.dtype(k) for k in range(len(setting.shapes))]
+    arguments: Fields = {"shapes": setting.shapes, "frozen": setting.frozen, "dtypes": dtypes}
+    result = run(grade, average_and_record, inputs, dtype=dtype, **arguments)
     return result, gradients
 
 
@@ -239,6 +244,6 @@ def test_gradients_travel_in_the_precision_asked_for(grade: Grade) -> None:
 
 @graded("4.1")
 def test_in_full_precision_every_worker_has_the_mean(grade: Grade) -> None:
-    for ranks, setting in ((3, ODD), (4, PLAIN), (2, LARGE), (1, ODD)):
+    for ranks, setting in ((3, ODD), (4, PLAIN), (2, LARGE), (1, ODD), (2, MIXED), (2, INFINITE)):
         check_mean(grade, ranks, setting=setting)
     grade.imports_only_allowed(FILE)

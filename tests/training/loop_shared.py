@@ -206,7 +206,12 @@ def tolerance(gradients: Arrays) -> Tolerance:
 
 
 def used(gradients: StepGradients, got: Mapping[str, np.ndarray | None]) -> Arrays:
-    """Return which of USED the optimizer used, times its factor; the right gradients if it used none of them."""
+    """Return which of USED the optimizer used, times its factor; the right gradients if it used none of them.
+
+    Nothing, if there were none: as where they are set to zero before the step.
+    """
+    if not any(array is not None and np.any(array) for array in got.values()):
+        return {}
     for make in USED:
         candidate = make(gradients)
         pairs = [(got.get(name), array) for name, array in candidate.items()]

@@ -33,16 +33,21 @@ def logits(weights: Mapping[str, np.ndarray], ids: np.ndarray) -> np.ndarray:
     return hidden @ weights["head"].T + weights["bias"]
 
 
-def language_model(weights: Mapping[str, np.ndarray], ids: np.ndarray) -> tuple[float, Arrays]:
-    """Return loss and gradients of LanguageModel for ids (B, T), each token the label of the one before."""
+def language_model(
+    weights: Mapping[str, np.ndarray], ids: np.ndarray, first: float = 1.0, last: float = 1.0
+) -> tuple[float, Arrays]:
+    """Return loss and gradients of LanguageModel for ids (B, T), each token the label of the one before.
+
+    first, last: the parts that the first and the last layer have in the gradient of the embedding.
+    """
     w = {name: np.asarray(weight, np.float64) for name, weight in weights.items()}
     inputs, targets = ids[:, :-1].ravel(), ids[:, 1:].ravel()  # (B * (T-1),)
     before = w["embedding"][inputs]
     hidden = before * w["gain"] + w["offset"]
     loss, error = _cross_entropy(hidden @ w["embedding"].T, targets)
     back = error @ w["embedding"]
-    embedding = error.T @ hidden  # as the last layer, and below as the first
-    np.add.at(embedding, inputs, back * w["gain"])
+    embedding = last * error.T @ hidden
+    np.add.at(embedding, inputs, first * back * w["gain"])
     return loss, {"embedding": embedding, "gain": (back * before).sum(axis=0)}
 
 

@@ -14,7 +14,7 @@ from tests.gradients.test_averaging import BY_HAND
 from tests.training import loop_shared
 from tests.training.loop_shared import CLIP, Training, check_goes_on, glue, gpt2, tolerance
 from tests.training.reference import mean
-from tests.training.test_loop import check_clipping, check_steps
+from tests.training.test_loop import check_clipping, check_losses, check_steps
 
 graded = pytest.mark.graded
 CRASHES = loop_shared.CRASHES
@@ -68,17 +68,17 @@ def check_kept(training: Training) -> None:
 
 @graded("2a.3", needs=["2a.2"])
 def test_task2a_averages_before_it_clips(grade: Grade) -> None:
-    plain = glue(grade, 2, train=12, batch=3, num_train_epochs=2)
-    check_steps(plain, 4)
-    check_clipping(glue(grade, 2, train=12, batch=3, num_train_epochs=2, max_grad_norm=CLIP), 4)
+    plain = glue(grade, 2, train=14, batch=3, num_train_epochs=2)  # the last batch has one example
+    check_steps(plain, 6)
+    check_clipping(glue(grade, 2, train=12, batch=3, num_train_epochs=2, max_grad_norm=CLIP, learning_rate=0.0), 4)
     check_sent_by_hand(plain)
     check_goes_on(glue(grade, 2, train=12, batch=3, lost=True))
 
 
 @graded("2b.1", needs=["2a.2"])
 def test_task2b_averages_before_it_clips(grade: Grade) -> None:
-    check_steps(glue(grade, 3, train=12, batch=2, num_train_epochs=2), 4)
-    clipped = glue(grade, 2, train=12, batch=3, num_train_epochs=2, max_grad_norm=CLIP)
+    check_steps(glue(grade, 3, train=15, batch=2, num_train_epochs=2), 6)  # the last batch has one example
+    clipped = glue(grade, 2, train=12, batch=3, num_train_epochs=2, max_grad_norm=CLIP, learning_rate=0.0)
     check_clipping(clipped, 4)
     check_sent_by_hand(clipped)
     check_goes_on(glue(grade, 2, train=12, batch=3, lost=True))
@@ -86,8 +86,10 @@ def test_task2b_averages_before_it_clips(grade: Grade) -> None:
 
 @graded("2b.8", weight=2)
 def test_gpt2_averages_in_every_step_before_it_clips(grade: Grade) -> None:
-    check_steps(gpt2(grade, 3, train=5, batch=2, n_epochs=2), 6)  # the last batch is short
-    clipped = gpt2(grade, 2, train=6, batch=2, n_epochs=2, max_grad_norm=CLIP)
+    plain = gpt2(grade, 3, train=5, batch=2, n_epochs=2)  # the last batch is short
+    check_steps(plain, 6)
+    check_losses(plain)
+    clipped = gpt2(grade, 2, train=6, batch=2, n_epochs=2, max_grad_norm=CLIP, learning_rate=0.0)
     check_clipping(clipped, 6)
     check_sent_by_hand(clipped)
     check_clipping(gpt2(grade, 1, train=4, batch=2, n_epochs=1, max_grad_norm=CLIP), 2)

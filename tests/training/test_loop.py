@@ -279,6 +279,11 @@ def check_losses(training: Training) -> None:
         raise training.grade.lacking(training.result, message)
     for number, (step, loss) in enumerate(zip(trace.steps, trace.losses, strict=True)):
         right = training.gradient(0, number, step.examples)[0]
+        others = [
+            training.gradient(rank, number, one.steps[number].examples)[0]
+            for rank, one in enumerate(training.ranks)
+            if rank and number in training.common_steps
+        ]
         expected = {
             "type": Expected(
                 "",
@@ -289,6 +294,7 @@ def check_losses(training: Training) -> None:
                 np.asarray(right),
                 "the recorded loss is not that of the step's forward pass: record the number of every batch as it is",
                 "the loss",
+                {loop.CHANGED_LOSS: np.asarray(right + sum(others))} if others else {},
                 tolerance=Tolerance(limit=1e-4 * abs(right) + 1e-6),  # a small one is a difference of larger numbers
             ),
         }

@@ -151,6 +151,11 @@ def check_whole_batch(training: Training, batch: int, seed: int) -> None:
                 )
 
 
+def must_follow_seed(training: Training, other: Training) -> None:
+    if epochs_of(training) == epochs_of(other):
+        training.grade.fail("a different config.seed gives the same order: seed the sampler with config.seed")
+
+
 def must_be_new_order(training: Training) -> None:
     for rank, epochs in enumerate(epochs_of(training)):
         orders = [list(itertools.chain(*batches)) for batches in epochs]
@@ -180,6 +185,7 @@ def test_a_worker_takes_its_part_of_the_batch(grade: Grade) -> None:
     check_batch_size(train(grade, 2, 12, 3), 3)
     check_batch_size(train(grade, 3, 13, 2), 2)
     seed = 1000 + grade.number("script", 1000)  # far from 0 and 1: no sum with the epoch looks like another one
+    must_follow_seed(train(grade, 2, 12, 3, seed=seed), train(grade, 2, 12, 3, seed=0))
     check_whole_batch(train(grade, 2, 12, 3, seed=seed), 3, seed)
     check_whole_batch(train(grade, 1, 12, 4, seed=seed), 4, seed)
 
@@ -196,6 +202,5 @@ def test_the_order_follows_the_seed(grade: Grade) -> None:
     if epochs_of(first) != epochs_of(again):
         grade.fail("two runs with one seed see the examples in different orders: seed the sampler")
     check_noise(first)
+    must_follow_seed(first, other)
     check_whole_batch(other, 3, 0)  # 0 is a seed, too
-    if epochs_of(first) == epochs_of(other):
-        grade.fail("a different config.seed gives the same order: seed the sampler with config.seed")

@@ -17,6 +17,7 @@ from benchmark.arguments import parse
 from benchmark.engines.deepspeed_config import deepspeed_config
 from benchmark.measure.architecture import describe
 from benchmark.measure.intervals import interval, mean_interval, ratio
+from benchmark.measure.meter import GpuSampler
 from benchmark.measure.mfu import utilisation
 from benchmark.measure.payload import sent
 from benchmark.measure.profile import communication, communication_of
@@ -67,6 +68,7 @@ def own_folder(tmp_path, monkeypatch):
         ("--warmup_steps 20 --max_steps 20", ["--warmup_steps", "20"]),
         ("--bleu", ["--bleu", "T5", "gpt2-tiny"]),
         ("--recompute --strategies tensor", ["tensor", "--recompute"]),
+        ("--compile --strategies own_1f1b", ["own_1f1b", "--compile"]),
     ],
 )
 def test_what_cannot_be_run_is_refused_with_the_flag_and_its_value(words, named):
@@ -157,14 +159,24 @@ def event(name, begin, duration, category="cpu_op"):
     return {"ph": "X", "name": name, "ts": begin, "dur": duration, "cat": category, "tid": 1}
 
 
-def test_communication_behind_arithmetic_is_not_exposed():
+@pytest.mark.parametrize(
+    ("product", "message", "category"),
+    [
+        ("aten::mm", "gloo:all_reduce", "cpu_op"),
+        ("sgemm", "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "kernel"),
+        ("sgemm", "ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)", "kernel"),
+    ],
+)
+def test_communication_behind_arithmetic_is_not_exposed(product, message, category):
     events = [
         event("phase:backward", 0, 100, "user_annotation"),
-        event("aten::mm", 0, 60),
-        event("gloo:all_reduce", 40, 50),  # 20 of it behind the product
+        event(product, 0, 60, category),
+        event(message, 40, 50, category),  # 20 of it behind the product
     ]
+    on_gpu = category == "kernel"
+    calls = [event("nccl:all_reduce", 0, 30), event("aten::mm", 0, 100)] if on_gpu else []
 
-    assert communication(events, steps=2) == pytest.approx((0.025, 0.015))  # ms of a step
+    assert communication([*events, *calls], steps=2, on_gpu=on_gpu) == pytest.approx((0.025, 0.015))  # ms of a step
 
 
 def test_of_strategies_that_take_turns_each_has_the_communication_of_its_own_steps():
@@ -237,6 +249,25 @@ def test_an_interval_needs_enough_samples_and_a_ratio_is_that_of_pairs():
     assert low < middle < high
     # Student's t of 2 degrees of freedom is 4.303, and the mean's error 20 / sqrt(3).
     assert mean_interval([100.0, 140.0, 120.0]) == pytest.approx((120.0, 70.32, 169.68), abs=0.01)
+
+
+def test_a_gpu_is_read_while_steps_run():
+    """It cannot be a last look only: the reader hands out three values, and waits for nobody after them."""
+    values, read_three = iter([100.0, 200.0, 600.0]), threading.Event()
+
+    def read(_):
+        value = next(values, None)
+        if value is None:
+            read_three.set()
+            return {}
+        return {"gpu_power": value}
+
+    gpu = GpuSampler(torch.device("cuda"), read)
+    gpu.start()
+    assert read_three.wait(60)
+
+    assert gpu.means() == {"gpu_power": 300.0}
+    assert GpuSampler(torch.device("cpu"), read).means() == {}
 
 
 # --- bytes ---

@@ -10,9 +10,10 @@ import pytest
 
 from benchmark.arguments import parse
 from benchmark.compare import add_flags
-from benchmark.measure.comparison import evaluate, notes_of, read_rounds
+from benchmark.measure.comparison import WrongStrategy, evaluate, notes_of, over_launches, read_rounds
 from benchmark.strategies import Label
 from common.paths import ROOT
+from staff.tests.cluster.started_processes import run
 from staff.tests.workers import group
 
 pytestmark = [
@@ -46,15 +47,8 @@ def rounds(compared):
 
 @pytest.fixture
 def settings(compared):
-    words = [
-        "--model",
-        f"{compared[0].parent / 'model.py'}:build",
-        "--world_size",
-        "2",
-        "--max_steps",
-        "10",
-        "--no_cuda",
-    ]
+    words = ["--model", f"{compared[0].parent / 'model.py'}:build", "--world_size", "2", "--max_steps", "10"]
+    words += ["--no_cuda"]
     return parse(words, "compare", add_flags=add_flags)[0]
 
 
@@ -123,6 +117,30 @@ def test_what_is_wrong_in_the_timed_steps_is_a_fault(rounds, settings, change, s
     assert [row.label for row in rows if row.label == rounds.labels[2]] == [rounds.labels[2]] * (not says)
 
 
+def test_of_several_launches_a_row_has_the_means_and_their_intervals(rounds, settings):
+    def launch(factor: float):
+        figures = [[replace(one, peak_bytes=factor, exposed_ms=10 * factor) for one in own] for own in rounds.figures]
+        seconds = [[factor * second for second in taken] for taken in rounds.seconds]
+        return replace(rounds, seconds=seconds, figures=figures)
+
+    launches = [evaluate(settings, "ddp", launch(factor), None) for factor in (1, 2, 4)]
+    one = {row.label: row for row in launches[0][0]}
+
+    rows, faults = over_launches(launches)
+
+    assert {row.label for row in rows} == set(one) and Label("own_ring") in [fault.label for fault in faults]
+    for row in rows:  # of 1, 2, 4: mean 7 / 3, its error 0.8819, t of 2 degrees of freedom 4.303
+        first = one[row.label]
+        assert row.step_ms == pytest.approx(7 / 3 * first.step_ms)
+        assert row.step_ms_95 == pytest.approx((-1.461 * first.step_ms, 6.128 * first.step_ms), rel=0.001)
+        assert row.samples_per_second == pytest.approx(first.samples_per_second * (1 + 1 / 2 + 1 / 4) / 3)
+        assert (row.measured.peak_bytes, *row.peak_bytes_95) == pytest.approx((7 / 3, -1.461, 6.128), abs=0.001)
+        assert (row.measured.exposed_ms, *row.exposed_ms_95) == pytest.approx((70 / 3, -14.61, 61.28), abs=0.01)
+        assert (row.ratio, *row.ratio_95) == pytest.approx([first.ratio] * 3)
+    wrong = launches[0][0], [*launches[0][1], WrongStrategy(Label("fsdp"), "norm x 2", "fsdp: norm x 2")]
+    assert Label("fsdp") not in [row.label for row in over_launches([wrong, *launches[1:]])[0]]
+
+
 def test_few_rounds_and_a_busy_machine_are_noted(rounds, settings):
     again = rounds.labels.index(Label("ddp", "again"))
     many = [times for _ in range(8) for times in rounds.seconds[-1:]]
@@ -136,3 +154,19 @@ def test_few_rounds_and_a_busy_machine_are_noted(rounds, settings):
     assert "8 rounds are few" in notes(many, 11)[0]
     many, slower = 3 * many, 3 * slower
     assert "busy" in "".join(notes(slower, 27))
+
+
+@pytest.mark.proof
+def test_each_launch_starts_its_workers_anew_and_the_table_has_all_of_them(tmp_path):
+    words = ["--workers", "2", "--strategies", "ddp", "--launches", "3", "--max_steps", "5", "--length", "16"]
+
+    done = run("-m", "benchmark.compare", *words, "--output_dir", tmp_path / "c", timeout=900)
+
+    result = json.loads(done.stdout.splitlines()[-1])
+    files = [tmp_path / "c" / f"rounds{name}.json" for name in ("", "_1", "_2")]
+    times = [read_rounds(file).steps_ms(Label("ddp")) for file in files]
+    assert result["launches"] == 3 and result["steps_ms"]["ddp"] == [ms for launch in times for ms in launch]
+    (row,) = (row for row in result["rows"] if row["strategy"] == "ddp")
+    assert row["step_ms"] == pytest.approx(statistics.fmean(map(statistics.median, times)))
+    assert row["step_ms_95"][0] < row["step_ms"] < row["step_ms_95"][1] and row["gradient"] == "ok"
+    assert "means of 3 launches" in done.stdout

@@ -1,23 +1,18 @@
 """Predictions of a step: by hand where the numbers are given, beside real runs where they are measured."""
 
-import csv
 import json
 import sys
 
 import pytest
 
 from benchmark import predict
-from benchmark.compared_steps import ABOUT, FILE, compare_group, read
-from benchmark.predicted_memory import peak_bytes
-from benchmark.predicted_step import Costs, PredictedCell, check
+from benchmark.predicted_step import LARGEST_ERROR, Costs, PredictedCell, check, peak_bytes
 from benchmark.predicted_step import predict as predict_step
 from beyond.cost_model import Link
 from common.errors import InputError
 
 pytest.importorskip("tensorboard")
 BLOCK, WHOLE = 0.793088, 4.470272  # MB of one of gpt2-tiny's four blocks, and of all its parameters
-HEAD = 0.772608 / (4 * BLOCK + 0.772608)  # the embedding matrix, in the matrices of blocks and head
-BLOCKS = 1 - HEAD
 EARLY = 0.2 * 1.048576 / (4 * BLOCK)  # of the 0.2 s of backward until DDP's first bucket of 1 MiB is ready
 
 
@@ -36,10 +31,6 @@ EARLY = 0.2 * 1.048576 / (4 * BLOCK)  # of the 0.2 s of backward until DDP's fir
         ("fsdp", 0.3, 1.5 * WHOLE + 2 * BLOCK, 0, 0.025),
         # Forward waits for root and block 0, whose gathers nothing hides; then blocks of 25 ms hide a part of theirs.
         ("own_zero3", 0.3, 1.5 * WHOLE - BLOCK / 2 - 0.648960, 0.075 + 0.15, 0.025),
-        ("own_tensor", 0.3 * (BLOCKS / 2 + HEAD), 4 * 4 * 8 * 0.032768, 0, 0.025 + 0.05 * 0.145),
-        ("tensor", 0.3 * (BLOCKS / 2 + HEAD), 6 * 4 * 8 * 0.032768, 0, 0.025 + 0.05 * 0.145),
-        # 8 micro-batches of an example: all pass both stages, the second has half of the blocks and the head.
-        ("own_1f1b", 0.3 * (1 + 7 * (BLOCKS / 2 + HEAD)), 16 * 0.032768 + 0.772608, 14 * 0.032768, 0.02638),
     ],
 )
 def test_a_step_is_what_can_be_worked_out_by_hand(strategy, computing, communication, hidden, optimizer):
@@ -58,32 +49,45 @@ def test_a_hidden_message_costs_processor_time_where_the_link_is_the_processor()
     assert slow.computing == pytest.approx(0.3 + slow.hidden)
 
 
-@pytest.mark.parametrize("row", read(), ids=lambda row: f"{row.strategy} {row.model} {row.workers}")
-def test_bytes_and_memory_are_those_that_were_counted_when_last_compared(row):
-    cell = PredictedCell(row.strategy, row.model, row.workers, row.batch, 64)
-    step = predict_step(cell, Costs(0.3, 0.05, Link(0.0, 1e6)))
+@pytest.mark.parametrize(
+    ("strategy", "model", "workers", "batch", "sent_mb", "peak_mb", "predicted_mb"),
+    [  # what benchmark.compare has counted, and what was predicted then: count again if you change a formula
+        ("ddp", "gpt2-tiny", 2, 4, 4.47, 36.3, 37.8),
+        ("fsdp", "gpt2-tiny", 2, 4, 8.293, 27.4, 29.5),
+        ("zero0", "gpt2-tiny", 2, 4, 4.47, 33.3, 33.3),
+        ("zero1", "gpt2-tiny", 2, 4, 6.705, 54.7, 57.3),
+        ("zero2", "gpt2-tiny", 2, 4, 6.705, 54.1, 57.3),
+        ("zero3", "gpt2-tiny", 2, 4, 6.705, 62.5, 64.9),
+        ("own_ring", "gpt2-tiny", 2, 4, 4.47, 33.3, 33.3),
+        ("own_overlap", "gpt2-tiny", 2, 4, 4.47, 36.3, 37.8),
+        ("own_zero1", "gpt2-tiny", 2, 4, 4.47, 29.4, 28.8),
+        ("own_zero2", "gpt2-tiny", 2, 4, 4.47, 28.8, 28.8),
+        ("own_zero3", "gpt2-tiny", 2, 4, 5.66, 28.7, 29.9),
+        ("ddp", "gpt2-24m", 2, 2, 92.989, 434.0, 436.2),
+        ("fsdp", "gpt2-24m", 2, 2, 183.618, 257.0, 242.0),
+        ("own_zero3", "gpt2-24m", 2, 2, 130.818, 263.4, 261.0),
+        ("own_zero2", "gpt2-tiny", 4, 4, 6.705, 26.6, 26.6),
+        ("own_zero3", "gpt2-tiny", 4, 4, 8.49, 25.3, 26.5),
+    ],
+)
+def test_bytes_and_memory_are_those_that_were_counted(strategy, model, workers, batch, sent_mb, peak_mb, predicted_mb):
+    cell = PredictedCell(strategy, model, workers, batch, 64)
 
-    assert step.sent / 1e6 == pytest.approx(row.sent_mb, rel=0.005)
-    peak = peak_bytes(cell.strategy, cell.model, cell.workers, cell.batch, cell.length)
-    assert peak / 1e6 == pytest.approx(row.peak_mb, rel=0.15)
-
-
-def test_a_simple_reader_of_csv_reads_the_compared_steps():
-    head, *lines = csv.reader(FILE.read_text().splitlines())
-
-    assert head[0] == "strategy" and {len(line) for line in lines} == {len(head)}
-    assert "predict --compare" in ABOUT.read_text()
+    assert predict_step(cell, Costs(0.3, 0.05, Link(0.0, 1e6))).sent / 1e6 == pytest.approx(sent_mb, rel=0.005)
+    assert peak_bytes(cell) / 1e6 == pytest.approx(peak_mb, rel=0.15)
+    assert peak_bytes(cell) / 1e6 == pytest.approx(predicted_mb, abs=0.06)
 
 
 @pytest.mark.medium
-def test_a_prediction_is_beside_what_real_workers_take_send_and_need():
-    rows = list(compare_group(predict.parse([]), ("fsdp", "own_zero3"), "gpt2-tiny", 2, 4, ""))
+@pytest.mark.parametrize("strategy", ["fsdp", "own_zero3"])
+def test_a_prediction_is_beside_what_real_workers_take_send_and_need(strategy, monkeypatch, capfd):
+    monkeypatch.setattr(sys, "argv", ["predict", "--strategies", strategy, "--compare"])
 
-    assert [row.strategy for row in rows] == ["fsdp", "own_zero3"]
-    for row in rows:
-        assert row.predicted_sent_mb == pytest.approx(row.sent_mb, rel=0.005)
-        assert row.predicted_peak_mb == pytest.approx(row.peak_mb, rel=0.15)
-        assert 0.1 < row.predicted_ms / row.measured_ms < 10  # whatever else this machine does
+    predict.main()
+
+    errors = json.loads(capfd.readouterr().out.splitlines()[-1])["errors"]
+    assert abs(errors["bytes"]) < 0.005 and abs(errors["memory"]) < 0.15
+    assert -0.9 < errors["time"] < 9  # whatever else this machine does
 
 
 def printed(words, monkeypatch, capsys):
@@ -106,7 +110,7 @@ def test_far_beyond_what_was_compared_a_step_is_a_range(words, least_ms, most_ms
     line = printed(words, monkeypatch, capsys)
 
     assert bool(line["far"]) == (least_ms < most_ms)
-    error = max(abs(row.error) for row in read()) if line["far"] else 0.0  # moves both ends apart
+    error = LARGEST_ERROR if line["far"] else 0.0  # moves both ends apart
     least, most = 1e3 * line["least_s"] * (1 + error), 1e3 * line["most_s"] / (1 + error)
     assert (least, most) == pytest.approx((least_ms, most_ms), rel=1e-3)
 
@@ -116,11 +120,8 @@ def test_far_beyond_what_was_compared_a_step_is_a_range(words, least_ms, most_ms
     [
         (("zero9", "gpt2-tiny", 2), "--strategies: expected one of single, ddp"),
         (("zero2_offload", "gpt2-tiny", 2), "--strategies: expected one of"),
-        (("own_grid", "gpt2-tiny", 4), "--strategies: expected one of"),
+        (("own_tensor", "gpt2-tiny", 4), "--strategies: expected one of"),
         (("single", "gpt2-tiny", 2), "runs on one worker, got 2"),
-        (("pipeline", "t5-tiny", 2), "use --model gpt2-tiny"),
-        (("tensor", "gpt2-tiny", 3), "heads, got 3"),
-        (("own_1f1b", "gpt2-tiny", 5), "5 share 4 blocks"),
     ],
 )
 def test_what_is_not_predicted_is_refused(cell, words):

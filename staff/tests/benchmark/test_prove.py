@@ -102,15 +102,31 @@ def test_every_strategy_is_right(workers, precision, count, tmp_path):
 
 
 @pytest.mark.medium
-def test_strategies_are_right_with_a_llama_too(tmp_path):
-    """RMSNorm, rotary positions, SwiGLU, and queries that share keys; what cuts GPT-2 is left out, and named."""
-    names = "ddp,fsdp,own_overlap,own_zero3"
-
-    codes = group(PROVE, 2, tmp_path, "--model", "llama-tiny", "--strategies", names, "--output_dir", tmp_path / "p")
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [("ddp,fsdp,own_overlap,own_zero3", ["--model", "llama-tiny"]), ("fsdp", ["--precision", "bf16"])],
+    ids=["llama", "bf16"],
+)
+def test_strategies_are_right_with_a_llama_and_in_half_precision_too(names, words, tmp_path):
+    """RMSNorm, rotary positions, SwiGLU, and queries that share keys; gradients are not rounded on their way."""
+    codes = group(PROVE, 2, tmp_path, *words, "--strategies", names, "--output_dir", tmp_path / "p")
 
     rows = json.loads((tmp_path / "p" / "proof.json").read_text())
     assert {row["strategy"]: row["gradient"] for row in rows} == dict.fromkeys(names.split(","), "ok")
     assert codes == [0, 0]
+
+
+@pytest.mark.medium
+def test_strategies_are_right_with_compiled_blocks_too(tmp_path):
+    """The backend traces forward and backward as inductor does, and needs no compiler."""
+    names = "ddp,fsdp,own_zero3"
+    words = ["--compile", "aot_eager", "--strategies", f"{names},own_tensor", "--output_dir", tmp_path / "p"]
+
+    codes = group(PROVE, 2, tmp_path, *words)
+
+    rows = json.loads((tmp_path / "p" / "proof.json").read_text())
+    assert {row["strategy"]: row["gradient"] for row in rows} == dict.fromkeys(names.split(","), "ok")
+    assert codes == [0, 0] and "own_tensor cuts blocks, and --compile" in (tmp_path / "log0.txt").read_text()
 
 
 @pytest.mark.medium

@@ -36,6 +36,9 @@ LIMIT = np.array([[0.0, 1.0], [0.0, 0.0]])
     (np.full((2, 2), np.nan), MEAN, Tolerance(), False),
     (np.full((2, 2), np.inf), MEAN, Tolerance(), False),
     (np.zeros(2), np.array([np.inf, 1.0]), Tolerance(), False),  # whose norm is infinite
+    (np.array([np.inf, np.nan, 1.0]), np.array([np.inf, np.nan, 1.0]), Tolerance(), True),  # both are right there
+    (np.array([np.inf, np.nan, 2.0]), np.array([np.inf, np.nan, 1.0]), Tolerance(), False),
+    (np.array([-np.inf, 1.0]), np.array([np.inf, 1.0]), Tolerance(limit=np.array([np.inf, 0.1])), False),
     (np.zeros(2), np.full(2, 1e200), Tolerance(1.0), False),
     (np.zeros(2), np.ones(2), Tolerance(float("inf")), False),
     (MEAN + LIMIT, MEAN, Tolerance(limit=LIMIT), True),  # a limit for each element

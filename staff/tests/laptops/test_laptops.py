@@ -103,6 +103,18 @@ def test_two_workers_train_and_their_timelines_are_compared(laptop, tmp_path):
 
 
 @pytest.mark.medium
+def test_strategies_are_compared_where_the_system_does_not_tell_what_a_step_needs(laptop, tmp_path):
+    words = ["--workers", 2, "--strategies", "ddp,fsdp", "--max_steps", 5, "--length", 16]
+
+    result = laptop(ROOT / "benchmark/compare.py", *words, "--output_dir", tmp_path / "run")
+
+    assert result.returncode == 0, result.stderr
+    rows = json.loads(result.stdout.splitlines()[-1])["rows"]
+    assert sorted(row["strategy"] for row in rows) == ["ddp", "ddp again", "fsdp", "single"]
+    assert {(row["gradient"], row["peak_bytes"]) for row in rows} == {("ok", None)}
+
+
+@pytest.mark.medium
 @pytest.mark.parametrize(("region", "more"), [("2b.1", {}), ("2b.2", {"STAND_IN_FORK": "fails"})])
 def test_a_solved_region_has_all_points_where_fork_works_and_where_it_does_not(laptop, tmp_path, region, more):
     report = tmp_path / "report.json"
