@@ -141,6 +141,7 @@ def test_what_builds_on_a_region_that_is_left_out_builds_on_what_that_one_builds
             {"total": 20},
             [f"total = 20 leaves no point for region {id}" for id in ("2b.2", "2b.4", "2b.6", "2b.8", "3.1", "3.2")],
         ),
+        ({"own_run_points": -1}, ["own_run_points: expected at least 0, got -1"]),
         ({"name": "COS 598"}, ["name: expected small letters and digits"]),
         ({"due": {"1": "2026-02-13T23:59:00"}}, ["due.1: expected a time with its zone"]),
         ({"due": {"1": '"next week"'}}, ["due.1: expected a time with its zone"]),
