@@ -158,6 +158,7 @@ def main() -> None:
     names = [of.name for of in hand_ins if of.path in looked_at]
     for of in hand_ins:
         if not code[of.name]:
+            del code[of.name]  # it has nothing in common with anybody, and must not make the rest look rarer
             print(
                 f"note: {of.name} is not compared: {'; '.join(of.problems) or 'no region is solved'}", file=sys.stderr
             )
