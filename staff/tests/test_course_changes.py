@@ -13,6 +13,7 @@ from common.errors import InputError
 from common.paths import ROOT
 from course.choices import scaled
 from course.table import load_course, read_course, score_of
+from staff.course import table
 from staff.grade.submissions import clean_files
 from staff.handout.assemble import assemble
 from staff.tests.handouts import copied
@@ -82,6 +83,18 @@ def test_the_first_25_lines_are_the_course_and_the_rest_of_the_table_is_not_need
     table = tomllib.loads(first.partition("\n# === ")[0])
     assert {"name", "title", "tasks", "graded", "total", "bonus"} <= table.keys() and "due.1 = " in first
     assert "[task." not in first
+
+
+def test_the_table_has_each_task_with_its_points_and_date_once_and_every_region(tmp_path):
+    course, _ = edited(tmp_path, due={"b": "2026-02-13T23:59:00Z"})
+
+    _, _, *lines = table(course)
+
+    heads = [line.split()[:2] for line in lines if re.match(r"\w+ +\+?\d+ ", line)]
+    assert [task for task, _ in heads] == [*course.tasks]
+    assert sum(int(points) for _, points in heads) == course.total + course.bonus
+    assert sum("2026-02-13 23:59 UTC" in line for line in lines) == 1
+    assert all(f" {id} ({row.points})" in " ".join(lines) for id, row in course.regions.items())
 
 
 @pytest.mark.parametrize(
@@ -297,6 +310,39 @@ def test_without_task_4_the_pipeline_and_the_bonus_neither_folders_nor_tests_nor
     assert "| 4.1 |" not in table and "| p.1 |" not in table and "b.16" not in table.split("\n## ")[0]
     assert "| | total | | 100 |" in table
     assert re.search(r"\| 1\.1 \|.*\| 4 \|", table), "the points of what is left are scaled to the same total"
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(
+    ("values", "rows_of_lessons", "said"),
+    [
+        ({"bonus": 30}, [("b.1 to b.21, without b.17 and b.18", "30")], "These lessons are optional. Their points"),
+        (
+            {"graded": ["b.1", "b.2"], "bonus": 0, "total": 60},
+            [("b.1, b.2", "3")],
+            "b.1, b.2 count in the 60 points. In",
+        ),
+        (
+            {"graded": ["b.1", "b.2"], "bonus": 20},
+            [("b.1, b.2", "6"), ("the other lessons", "20")],
+            "b.1, b.2 count in the 100 points. The other lessons are optional: their points are a **bonus**",
+        ),
+    ],
+    ids=["all on top", "some count, no others", "some count, the others on top"],
+)
+def test_pages_say_which_bonus_lessons_count_and_with_how_many_points(tree, values, rows_of_lessons, said):
+    change(tree, lambda text: choose(text, **values))
+
+    files = assemble(tree).files
+
+    table = files["README.md"].decode().split("## Regions and points")[1].split("\n## ")[0]
+    cells = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if "beyond DDP" in line
+    ]
+    assert [(row[0], row[-1]) for row in cells] == rows_of_lessons
+    assert ["bonus" in row[1] for row in cells] == [not row[0].startswith("b.1,") for row in cells]
+    assert said in " ".join(files["beyond/README.md"].decode().split())
+    assert (" (optional)" in files["README.md"].decode()) == ("graded" not in values)
 
 
 SENTENCES = """

@@ -25,7 +25,7 @@ NO_NODES = why_not() if sys.platform == "linux" else "network namespaces are Lin
 # A documented command, as a pattern -> the same in a small setting.
 SMALL = {
     r"task1_single/run_glue\.py": "task1_single/run_glue.py --max_steps 2",
-    r"benchmark\.checks\.network": "-m benchmark.checks.network --quick --parts tiny",
+    r"benchmark\.checks\.network": "-m benchmark.checks.network --quick --parts tiny,rate",
     r"benchmark\.checks\.activation_memory": "-m benchmark.checks.activation_memory --quick",
     r"benchmark\.checks\.checkpoint_cost": "-m benchmark.checks.checkpoint_cost --quick",
     r"make pictures|cluster\.demo\.pictures": "-m cluster.demo.pictures --only pipeline --into runs/pictures",

@@ -114,6 +114,15 @@ def test_equal_mistakes_are_counted_together_whatever_their_numbers():
     assert "2 of 3" in text_of(page) and 'href="hand_ins/b%20%26%20co/index.html"' in page
 
 
+def test_of_many_mistakes_the_page_has_the_most_frequent():
+    rare = row(*(entry("1.2", "wrong", name=f"test_{number}") for number in range(30)), name="a")
+    frequent = [row(entry("1.2", "wrong", name="test_last"), name=name) for name in "bc"]
+
+    groups = gradebook.mistakes([rare, *frequent])
+
+    assert len(groups) == gradebook.MOST_MISTAKES and groups[0].names == ("b", "c")
+
+
 def test_a_regions_share_tells_all_some_none_and_not_attempted():
     def two(first, second):
         return row(entry("1.1", first), entry("1.1", second, most=1))

@@ -79,6 +79,7 @@ def test_after_kills_nothing_is_lost_but_time_and_what_remains_was_computed(numb
     drawn = list(scenarios(number, random.Random(random.randrange(2**32))))
     (reference,), *results = run(tmp_path, [ALONE, *drawn])
     right, survived = values(tmp_path, 0, 0), 0
+    assert len(losses((tmp_path / "log0.0.out.0").read_text())) == STEPS
     for i, (scenario, attempts) in enumerate(zip(drawn, results, strict=True), 1):
         start = {}
         for j, ((ranks, victim, n), attempt) in enumerate(zip(scenario, attempts, strict=True)):
