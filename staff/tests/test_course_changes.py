@@ -312,6 +312,39 @@ def test_without_task_4_the_pipeline_and_the_bonus_neither_folders_nor_tests_nor
     assert re.search(r"\| 1\.1 \|.*\| 4 \|", table), "the points of what is left are scaled to the same total"
 
 
+@pytest.mark.medium
+@pytest.mark.parametrize(
+    ("values", "rows_of_lessons", "said"),
+    [
+        ({"bonus": 30}, [("b.1 to b.21, without b.17 and b.18", "30")], "These lessons are optional. Their points"),
+        (
+            {"graded": ["b.1", "b.2"], "bonus": 0, "total": 60},
+            [("b.1, b.2", "3")],
+            "b.1, b.2 count in the 60 points. In",
+        ),
+        (
+            {"graded": ["b.1", "b.2"], "bonus": 20},
+            [("b.1, b.2", "6"), ("the other lessons", "20")],
+            "b.1, b.2 count in the 100 points. The other lessons are optional: their points are a **bonus**",
+        ),
+    ],
+    ids=["all on top", "some count, no others", "some count, the others on top"],
+)
+def test_pages_say_which_bonus_lessons_count_and_with_how_many_points(tree, values, rows_of_lessons, said):
+    change(tree, lambda text: choose(text, **values))
+
+    files = assemble(tree).files
+
+    table = files["README.md"].decode().split("## Regions and points")[1].split("\n## ")[0]
+    cells = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if "beyond DDP" in line
+    ]
+    assert [(row[0], row[-1]) for row in cells] == rows_of_lessons
+    assert ["bonus" in row[1] for row in cells] == [not row[0].startswith("b.1,") for row in cells]
+    assert said in " ".join(files["beyond/README.md"].decode().split())
+    assert (" (optional)" in files["README.md"].decode()) == ("graded" not in values)
+
+
 SENTENCES = """
 Read on. The cost of `python -m pytest --region b.9` is in [its page](../beyond/ring.md#the-idea); `diff
 beyond/ring.py x` shows it. See p.3. Stay. (In task 3, DDP waits.) The bonus shows how.

@@ -123,6 +123,11 @@ def test_torchrun_starts_all_again_after_two_kills_and_the_losses_are_those_of_a
     assert losses(killed.stdout) == pytest.approx(losses(quiet.stdout), rel=1e-6)
     assert max(losses(killed.stdout)) == 40
 
+    (tmp_path / "output.txt").write_text(killed.stdout)
+    lost = [sys.executable, "beyond/lost_time.py", tmp_path / "output.txt", "--plot", tmp_path / "kills.png"]
+    assert " 2 kills: " in subprocess.run(lost, capture_output=True, text=True, cwd=ROOT).stdout
+    assert (tmp_path / "kills.png").stat().st_size > 5000
+
 
 @pytest.mark.proof
 @pytest.mark.skipif(bool(why_not()), reason=str(why_not()))
