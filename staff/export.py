@@ -30,7 +30,7 @@ def read_table(path: Path) -> list[Row]:
         rows = list(csv.DictReader(path.read_text(encoding="utf-8-sig").splitlines()))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"{path}: expected a table in UTF-8, with commas between its columns; got {error}") from None
-    if not rows or any(None in row or None in row.values() for row in rows):
+    if not rows or len(rows[0]) < 2 or any(None in row or None in row.values() for row in rows):
         raise InputError(f"{path}: expected a heading, and rows with as many cells and commas between; export it again")
     return rows
 

@@ -101,16 +101,16 @@ def write_grades(path: Path, people: Sequence[Person], rows: Sequence[GradedHand
 
 def owners(hand_in: str, people: Sequence[Person]) -> set[str]:
     """Return the ids of those whose hand-in this is by its name."""
-    found = {
-        person.id: match.span()
+    found = [
+        (person.id, *match.span())
         for person in people
         for match in re.finditer(rf"(?<![^\W_]){re.escape(person.id)}(?![^\W_])", hand_in, re.IGNORECASE)
-    }
+    ]
 
-    def is_part_of_another_id(span: tuple[int, int]) -> bool:
-        return any(other != span and other[0] <= span[0] and span[1] <= other[1] for other in found.values())
+    def is_part_of_another_id(start: int, end: int) -> bool:
+        return any(begin <= start and end <= stop and stop - begin > end - start for _, begin, stop in found)
 
-    ids = {id for id, span in found.items() if not is_part_of_another_id(span)}
+    ids = {id for id, *span in found if not is_part_of_another_id(*span)}
     begins = "".join(re.findall(r"^\D+", _plain(hand_in)))
     by_name = {person.id for person in people if {begins, begins.removesuffix("late")} & _names(person)}
     return ids or (by_name if len(by_name) == 1 else set())  # two people of one name: nothing is guessed

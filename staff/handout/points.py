@@ -57,7 +57,5 @@ def _with_lessons_that_count(text: str, in_total: Sequence[RegionRow], others: b
                 LAST_NUMBER.sub(str(points), line.replace(row["lessons"], ids).replace(ON_TOP, ", in the total"))
             )
             line = line.replace(row["lessons"], "the other lessons")
-        elif line.startswith("| [beyond]"):
-            line = line.replace(" (optional)", " (partly optional)" if others else "")
         lines.append(line)
     return "\n".join(lines)

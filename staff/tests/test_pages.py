@@ -135,6 +135,13 @@ def test_a_regions_share_tells_all_some_none_and_not_attempted():
     assert (share.max_points, share.mean) == (3, 1.25)
 
 
+def test_a_region_whose_tests_here_give_no_points_has_no_row():
+    assert (
+        gradebook.regions([row(entry("1.1", "passed", most=0)), row(entry("1.1", "not attempted", most=0))], COURSE)
+        == []
+    )
+
+
 @pytest.mark.parametrize("points, name", [(100, "90–100 %"), (87, "80–90 %"), (0, "0–10 %")])
 def test_a_score_is_in_its_bin_and_full_marks_in_the_last(points, name):
     bins = gradebook.histogram([row(entry("1.1", "passed", most=points), entry("1.2", "wrong", most=100 - points))])
