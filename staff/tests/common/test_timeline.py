@@ -54,7 +54,7 @@ def test_a_rank_that_goes_on_before_the_last_one_arrives_waits_no_longer():
 def test_a_process_is_blocked_where_it_does_nothing_but_wait_for_its_message(busy, until, spans):
     message = WaitMessage("all_reduce", 0.2, until)
 
-    assert blocked((0.0, 1.0), busy, [message]) == [Blocked(*span, 0) for span in spans]
+    assert blocked((0.0, 1.0), busy, [message]) == [Blocked(start, end, 0) for start, end in spans]
 
 
 def test_messages_that_travel_at_the_same_time_share_the_thin_row_of_their_rank():
