@@ -202,8 +202,8 @@ def main() -> None:
     todo = [cell for cell in launches if not sweep.is_done(cell)]
     proofs: Proofs = {}
     if todo:
+        sweep.folder.mkdir(parents=True, exist_ok=True)  # before a build of minutes
         compile_operators({cell.label.strategy for cell in todo}, no_cuda)
-        sweep.folder.mkdir(parents=True, exist_ok=True)
         proofs = sweep.prove(todo)
     bar = tqdm(todo, desc="sweep")
     for cell in bar:

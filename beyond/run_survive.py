@@ -4,11 +4,12 @@
     torchrun --nnodes 1 --nproc-per-node 4 --max-restarts 3 beyond/run_survive.py --steps 40 --kill 2:9 --kill 0:14
 
 Each --kill RANK:N is for one attempt, in their order: in it, this rank is killed (SIGKILL) before its N-th put or
-delete. Rank 0 prints time and loss of every step.
+delete. With --mtbf, each attempt ends at a drawn moment. Rank 0 prints time and loss of every step.
 """
 
 import argparse
 import os
+import random
 import signal
 import sys
 import time
@@ -29,15 +30,25 @@ from common.errors import exit_on_input_error
 from common.workers.machine import interfaces, own_address
 
 
+def report(text: str) -> None:
+    """Print the time and a text, on rank 0."""
+    if dist.get_rank() == 0:
+        now = time.time()
+        print(f"{time.strftime('%H:%M:%S', time.localtime(now))}.{int(now * 100) % 100:02} {text}", flush=True)
+
+
 class ReportingJob(SmallJob):
-    """A small job whose first rank prints the loss of every step."""
+    """A small job whose first rank prints the loss of every step, which takes at least `seconds`."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds = seconds
 
     def update(self, state: State, gradient: Tensor) -> None:
+        time.sleep(self.seconds)
         super().update(state, gradient)
         errors = self.inputs @ self.gather(state) - self.targets  # every rank takes part
-        if dist.get_rank() == 0:
-            loss, ranks = errors.square().mean().item(), dist.get_world_size()
-            print(f"{time.strftime('%H:%M:%S')} step {state.step} loss {loss:.12f} ranks {ranks}", flush=True)
+        report(f"step {state.step} loss {errors.square().mean():.12f} ranks {dist.get_world_size()}")
 
 
 class KilledFolder(Folder):
@@ -92,6 +103,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--folder", default="runs/survive", help="folder of the checkpoints, the same for all workers")
     parser.add_argument("--steps", type=int, default=40, help="updates in all, those of earlier runs included")
     parser.add_argument("--every", type=int, default=5, help="save after every N updates")
+    parser.add_argument("--step_seconds", type=float, default=0.0, help="make each step longer by so much")
+    parser.add_argument("--mtbf", type=float, default=0.0, help="mean seconds until a rank is killed (0: never)")
     parser.add_argument("--kill", action="append", default=[], help="RANK:N, once for each attempt")
     return parser.parse_args()
 
@@ -102,7 +115,11 @@ def main() -> None:
     attempt = join(flags)
     rank, at = (*map(int, flags.kill[attempt].split(":")),) if attempt < len(flags.kill) else (-1, 0)
     storage = KilledFolder(flags.folder, at if rank == dist.get_rank() else 0)
-    code = train(storage, ReportingJob(), flags.steps, flags.every)
+    draw = random.Random(attempt)
+    if flags.mtbf and draw.randrange(dist.get_world_size()) == dist.get_rank():
+        signal.setitimer(signal.ITIMER_REAL, draw.expovariate(1 / flags.mtbf))  # SIGALRM ends this process
+    report("start")
+    code = train(storage, ReportingJob(flags.step_seconds), flags.steps, flags.every)
     dist.destroy_process_group()
     sys.exit(code)
 

@@ -185,7 +185,7 @@ def train(storage: Storage, job: SmallJob, steps: int, every: int) -> int:
         failed = False
         try:
             gradient = job.gradient(values, examples)
-        except Exception as error:
+        except Exception as error:  # whatever an example raises: the others wait in agree, and would wait for ever
             traceback.print_exception(error)
             failed = True
         code = stop.agree(failed)

@@ -237,7 +237,7 @@ def parse(argv: list[str]) -> tuple[Plan, argparse.Namespace]:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
     add("--nodes", type=int, default=4, help="number of nodes (4)")
-    add("--rate", default="1gbit", help="rate of each link in each direction: 1gbit, 100mbit, none (1gbit)")
+    add("--rate", default=Plan.rate, help="rate of each link in each direction: 1gbit, 100mbit, none (%(default)s)")
     add("--delay", default="", help="latency from one node to another, for instance 1ms (needs netem)")
     add("--control", action="store_true", help="add a second interface to each node, which training must not use")
     add("--shell", metavar="NODE", help="open a shell on this node, for instance node2")

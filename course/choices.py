@@ -77,6 +77,8 @@ def _wrong_choices(course: Course, chosen: Sequence[str]) -> Iterator[str]:
             yield f"graded: region {id} is no bonus lesson; it counts if its task is in `tasks`"
     if course.total < 1 or course.bonus < 0:
         yield f"expected a total of at least 1 and a bonus of at least 0, got {course.total} and {course.bonus}"
+    if course.own_run_points < 0:
+        yield f"own_run_points: expected at least 0, got {course.own_run_points}"
     for id, date in course.due.items():
         if id not in course.tasks:
             yield f"due: expected {known}, got {id!r}"

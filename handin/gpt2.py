@@ -133,7 +133,7 @@ def epochs_of(run: Run) -> tuple[MeasuredRun, MeasuredRun]:
 def beyond(runs: Runs, findings: Findings, figures: ReportFigures) -> str:
     """Times, bytes moved, kept and needed by the bonus lessons, with DDP's time beside them."""
     if not runs.of("beyond"):
-        return "Not measured: the bonus is optional.\n\n"
+        return "Not measured.\n\n"
     times, sizes = [], []
     for run in [*runs.of("task3_gpt2"), *sorted(runs.of("beyond"), key=lambda run: run.name)]:
         strategy = run.config.get("strategy", "DDP (task 3)")

@@ -17,6 +17,7 @@ from handin.carry import find_task
 from handin.findings import table
 from handin.own_figures import OwnFigure, describe, in_words, own_figures
 from handin.records import find_runs
+from handin.terminal import read_line
 
 FILE = "predictions.json"
 Predictions = dict[str, tuple[float, str]]  # name of an own figure -> value, when it was predicted
@@ -38,15 +39,16 @@ def read_predictions(folder: Path) -> Predictions:
         raise InputError(f"{path.name} is damaged ({error!r}); delete it, and predict again") from None
 
 
-def predict(tree: Path, course: Course, task: str, read: Callable[[str], str] = input) -> list[str]:
+def predict(tree: Path, course: Course, task: str, read: Callable[[str], str] = read_line) -> list[str]:
     """Ask for the numbers of a task that are not predicted yet; return the lines to show. The first answer is kept."""
     folder, names = tree / "report", asked(course, task)
     kept = read_predictions(folder)
     for name in names:
         if name in kept:
             continue
+        answer = read(f"{describe(name, with_unit=True)}? ")
         try:
-            value = float(read(f"{describe(name, with_unit=True)}? ").replace(",", "."))
+            value = float(answer.replace(",", "."))
         except ValueError:
             value = math.nan
         if not math.isfinite(value) or value < 0:

@@ -14,6 +14,7 @@ from common.paths import atomic_write
 from course.table import Course
 from handin.own_run_questions import OwnRunQuestion, Subject, draw
 from handin.records import find_runs
+from handin.terminal import read_line
 
 FILE = "questions.json"
 COUNT, MINUTES = 4, 10.0
@@ -29,7 +30,7 @@ def subject_of(tree: Path, course: Course) -> Subject:
 def ask(
     tree: Path,
     course: Course,
-    read: Callable[[str], str] = input,
+    read: Callable[[str], str] = read_line,
     clock: Callable[[], float] = time.monotonic,
     seed: str = "",
 ) -> list[str]:

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from common.errors import InputError, exit_on_input_error
+from staff.grade.roster import UNREADABLE
 
 GRADES = "grades.csv"
 MOODLE_GRADE, MOODLE_MOST = "Grade", "Maximum Grade"
@@ -29,7 +30,7 @@ def read_table(path: Path) -> list[Row]:
         rows = list(csv.DictReader(path.read_text(encoding="utf-8-sig").splitlines()))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"{path}: expected a table in UTF-8, with commas between its columns; got {error}") from None
-    if not rows or any(None in row or None in row.values() for row in rows):
+    if not rows or len(rows[0]) < 2 or any(None in row or None in row.values() for row in rows):
         raise InputError(f"{path}: expected a heading, and rows with as many cells and commas between; export it again")
     return rows
 
@@ -122,6 +123,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     table = csv.DictWriter(sys.stdout, rows[0], lineterminator="\n")
     table.writeheader()
     table.writerows(rows)
+    for id in sorted(id for id in filled if UNREADABLE in grades[id]["notes"]):
+        print(f"note: {grades[id]['id']} has {points(grades[id])} points: {UNREADABLE}", file=sys.stderr)
     for id in sorted(grades.keys() - filled):
         print(f"note: {options.table} has no row for {grades[id]['id']}", file=sys.stderr)
     print(f"{len(filled)} of {len(rows)} rows have points", file=sys.stderr)

@@ -4,9 +4,10 @@
     python -m staff.similar submissions/* --against ../2025/submissions/* --out similar.html
     python -m staff.similar submissions/* --jplag folders      # a folder for each, for JPlag or Dolos
 
-What many have written does not count: it is dictated by the handout, or has one natural form. Our own solution and the
-variants that we know are part of the comparison, under the name "our solutions". What is found is a reason to read both
-and to ask, never a verdict: staff/integrity.md says what it can and cannot show.
+What many have written does not count: it is dictated by the handout, or has one natural form. Two with the very same
+statements throughout are reported nevertheless. Our own solution and the variants that we know are part of the
+comparison, under the name "our solutions". What is found is a reason to read both and to ask, never a verdict:
+staff/integrity.md says what it can and cannot show.
 """
 
 import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
@@ -37,6 +38,7 @@ OURS = "our solutions"
 COMMON = 0.5  # of the hand-ins have the same statement: more, and it does not count
 ALIKE = 0.62  # the share of what counts that a pair has in common, from which on it is reported
 FEWEST = 12.0  # nats that a pair must share: about five statements that one other in a class of 50 has
+SAME = 60  # statements: two hand-ins with at least so many, and no others, are reported however common these are
 Regions = dict[str, str]  # region -> what is written for it
 Shapes = Counter[tuple[str, str]]  # (region, normalised statement)
 
@@ -119,10 +121,13 @@ def pairs(code: Mapping[str, Regions], look_at: Iterable[str]) -> list[Pair]:
         shared = rare[one].keys() & rare[other].keys()
         evidence = sum(weight[shape] for shape in shared)
         share = evidence / max(1e-9, min(sum(rare[one].values()), sum(rare[other].values())))
-        if share >= ALIKE and evidence >= FEWEST:
+        # Where half of a class has the same code, nothing in it is rare; but nobody writes all of it alike by chance.
+        if is_same := all_shapes[one] == all_shapes[other] and all_shapes[one].total() >= SAME:
+            shared, share = set(all_shapes[one]), 1.0
+        if is_same or (share >= ALIKE and evidence >= FEWEST):
             by_region = dict.fromkeys((region for region, _ in shared), 0.0)
             for region, shape in shared:
-                by_region[region] += weight[region, shape]
+                by_region[region] += weight.get((region, shape), 0.0)
             regions = tuple(sorted(by_region, key=lambda region: -by_region[region]))
             found.append(Pair((one, other), share, evidence, regions))
     return sorted(found, key=lambda pair: (-pair.share, -pair.evidence, pair.names))
@@ -158,6 +163,7 @@ def main() -> None:
     names = [of.name for of in hand_ins if of.path in looked_at]
     for of in hand_ins:
         if not code[of.name]:
+            del code[of.name]  # it has nothing in common with anybody, and must not make the rest look rarer
             print(
                 f"note: {of.name} is not compared: {'; '.join(of.problems) or 'no region is solved'}", file=sys.stderr
             )

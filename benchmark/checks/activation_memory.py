@@ -91,11 +91,11 @@ def measure_stage(config: RunConfig, counts: list[int]) -> list[Row]:
 def measure(flags: argparse.Namespace) -> list[Row]:
     """Run all stages; rows in the order of schedule, micro-batches and stage."""
     counts = flags.micro_batches
-    rows = [row for stage in on_ranks(measure_stage, flags.stages, counts=counts) for row in stage]
-    rows.sort(key=lambda row: (row["schedule"], row["micro-batches"], row["stage"]))
+    by_stage = on_ranks(measure_stage, flags.stages, counts=counts)
+    rows = [row for of_all_stages in zip(*by_stage, strict=True) for row in of_all_stages]
     if flags.plot:
         names = {"gpipe": "GPipe", "1f1b": "1F1B"}
-        most = sorted((row for row in rows if row["micro-batches"] == max(counts)), key=lambda row: row["stage"])
+        most = [row for row in rows if row["micro-batches"] == max(counts)]
         bars = [Bar(f"stage {row['stage']}", names[row["schedule"]], row["measured MB"]) for row in most]
         draw_bars(flags.plot, bars, "activations, MB", f"{max(counts)} micro-batches", list(names.values()))
     return rows

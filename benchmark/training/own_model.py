@@ -16,7 +16,6 @@ benchmark/example_model.py is one.
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 
 from torch import Tensor, nn
 from torch.utils.data import Dataset, StackDataset
@@ -50,7 +49,7 @@ class ModelWithLoss(nn.Module):
     ) -> None:
         super().__init__()
         self.model, self.loss, self.metric = model, loss, metric
-        self.config = getattr(model, "config", SimpleNamespace())
+        self.config = getattr(model, "config", None)
         self.blocks = None if blocks is None else tuple(blocks)  # a list of modules would not be registered either
 
     def forward(self, **batch: Tensor) -> LossOutput:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 
 from cluster.demo.random_bert import SIZES, random_bert
 from cluster.demo.two_workers import show_two_workers
-from cluster.emulate import on_nodes, why_not
+from cluster.emulate import Plan, on_nodes, why_not
 from cluster.launch import run_silently
 from common.errors import InputError, exit_on_input_error
 from common.figures import bars
@@ -63,7 +63,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, default=4, help="number of workers on this machine (%(default)s)")
     parser.add_argument("--nodes", type=int, help="emulated nodes with one worker each, instead of --workers")
-    parser.add_argument("--rate", default="1gbit", help="rate of each node's link (%(default)s)")
+    parser.add_argument("--rate", default=Plan.rate, help="rate of each node's link (%(default)s)")
     parser.add_argument("--batch", type=int, default=64, help="examples in a step of all workers (%(default)s)")
     parser.add_argument("--iterations", type=int, default=40, help="iterations per task (%(default)s)")
     parser.add_argument("--random_bert", choices=SIZES, help="a larger model, with random weights, instead of tiny")

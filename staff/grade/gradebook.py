@@ -129,16 +129,16 @@ def place_of(flag: dict[str, Any]) -> str:
 
 
 def regions(rows: Sequence[GradedHandIn], course: Course) -> list[RegionFigures]:
-    """Each region that was graded, in the order of course.toml."""
+    """Each region that gave points, in the order of course.toml."""
     shown = []
     for region in course.regions.values():
         all_tests = ([test for test in row.tests if test["region"] == region.id] for row in rows)
         graded = ([test for test in tests if test["status"] != NOT_GRADED_HERE] for tests in all_tests)
         by_submission = list(filter(None, graded))
-        if not by_submission:
+        most = max((sum(test["max_points"] for test in tests) for tests in by_submission), default=0)
+        if not most:  # such as where --tests names only tests whose part of the points is rounded to 0
             continue
         points = [sum(test["points"] for test in tests) for tests in by_submission]
-        most = max(sum(test["max_points"] for test in tests) for tests in by_submission)
         untried = sum(all(test["status"] == "not attempted" for test in tests) for tests in by_submission)
         full = sum(got == most for got in points)
         none = sum(got == 0 for got in points) - untried

@@ -24,6 +24,7 @@ from staff.grade.gradebook import GradedHandIn, write_table
 from staff.grade.texts import safe_cell
 
 POINTS = ("score", "max_score", "bonus", "max_bonus", "report", "max_report")
+UNREADABLE = "it cannot be read: see gradebook.csv"
 HEAD = ("id", "name", *POINTS, "hand-in", "due", "late", "notes")
 
 
@@ -100,18 +101,18 @@ def write_grades(path: Path, people: Sequence[Person], rows: Sequence[GradedHand
 
 def owners(hand_in: str, people: Sequence[Person]) -> set[str]:
     """Return the ids of those whose hand-in this is by its name."""
-    found = {
-        person.id: match.span()
+    found = [
+        (person.id, *match.span())
         for person in people
         for match in re.finditer(rf"(?<![^\W_]){re.escape(person.id)}(?![^\W_])", hand_in, re.IGNORECASE)
-    }
+    ]
 
-    def is_part_of_another_id(span: tuple[int, int]) -> bool:
-        return any(other != span and other[0] <= span[0] and span[1] <= other[1] for other in found.values())
+    def is_part_of_another_id(start: int, end: int) -> bool:
+        return any(begin <= start and end <= stop and stop - begin > end - start for _, begin, stop in found)
 
-    ids = {id for id, span in found.items() if not is_part_of_another_id(span)}
-    begins = re.match(r"(\D+?)(?:late)?(?:\d|$)", _plain(hand_in))
-    by_name = {person.id for person in people if begins and begins[1] in _names(person)}
+    ids = {id for id, *span in found if not is_part_of_another_id(*span)}
+    begins = "".join(re.findall(r"^\D+", _plain(hand_in)))
+    by_name = {person.id for person in people if {begins, begins.removesuffix("late")} & _names(person)}
     return ids or (by_name if len(by_name) == 1 else set())  # two people of one name: nothing is guessed
 
 
@@ -152,6 +153,7 @@ def _line(person: Person, own: dict[str, list[GradedHandIn]], people: Sequence[P
     notes += [f"the best of {', '.join(row.name for row in hand_ins)}"] if len(hand_ins) > 1 else []
     notes += ["partners have other hand-ins"] if own[person.id] and len(names) > len(own[person.id]) else []
     notes += ["extension"] if person.extension else []
+    notes += [UNREADABLE] if best and best.run.get("unreadable") else []
     notes += ["Canvas says late"] if best and re.search(r"_LATE_\d", best.name) else []
     if best is None:
         result: list[str | float] = [*[""] * len(POINTS), "", person.counts, ""]

@@ -9,6 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from common.record import code_digest, with_fingerprint
+from common.workers.processor import disturbance, other_programs
 from course.table import Course
 from handin.findings import Findings, check_comparable, cores, iteration_time
 from handin.records import DAMAGED, Run
@@ -92,4 +93,6 @@ def _too_fast(hand_in: HandedIn) -> Iterator[str]:
                 fair = check_comparable(Findings(), "", one.setting, run.setting)
                 if fair and alone and time and alone.mean / time.mean > FASTER * bound:
                     factor = f"{alone.mean / time.mean:.2f} times as fast as {one.name} on {bound} cores"
-                    yield f"impossible, unless {one.name} was disturbed: {run.name} is {factor}"
+                    said = disturbance(other_programs([record["processor"] for record in one.records]))
+                    busy = f" (its record says: {said.removeprefix('disturbed: ')})" if said else ""
+                    yield f"impossible, unless {one.name} was disturbed{busy}: {run.name} is {factor}"

@@ -16,6 +16,7 @@ ANSWERS = Path(__file__).parents[1] / "answers" / "report.toml"
 NUMBER = re.compile(r"(?<![\w.])\d{1,3}(?:,\d{3})+(?:\.\d+)?|(?<![\w.])\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
 UNITS = [10.0**power for power in (0, -3, 3, -6, 6, -2, 2)]  # ms, bytes, GB, percent of what the record has
 TOLERANCE = 0.02
+DIGITS = 4
 OWN_RUNS = "own runs"  # column of the points' table
 WORDS_IN_A_ROW, COPIED = 5, 0.5  # the share of an answer's sequences of five words that another has, too
 
@@ -51,12 +52,15 @@ def sheet(hand_in: HandedIn, others: Sequence[HandedIn], course: Course) -> str:
         if same := copied_from(question, hand_in, others):
             text += f"**much of it is also in: {', '.join(same)}**\n\n"
         text += "".join(f"- [ ] {line}\n" for line in row.full if answer)
-        text += "".join(f"- {line}\n" for line in cited(question, hand_in, answer) if answer) + "\n"
+        text += "".join(f"- {line}\n" for line in cited(question, hand_in, answer, others) if answer) + "\n"
     return text
 
 
-def cited(question: Question, hand_in: HandedIn, answer: str) -> list[str]:
-    """Return a line for each figure that the answer must cite: is it there, and is it that of the records?"""
+def cited(question: Question, hand_in: HandedIn, answer: str, others: Sequence[HandedIn]) -> list[str]:
+    """Return a line for each figure that the answer must cite: is it there, and is it that of the records?
+
+    If it is not, the line says whose records in the class have a number of the answer.
+    """
     lines = []
     for name in question.cites:
         figure = hand_in.figures.get(name)
@@ -65,7 +69,12 @@ def cited(question: Question, hand_in: HandedIn, answer: str) -> list[str]:
         elif number := _cited_number(answer, figure.value):
             lines.append(f"{describe(name)}: {in_words(figure)}; the answer says {number}: agrees")
         else:
-            lines.append(f"{describe(name)}: {in_words(figure)}; **not in the answer**, which has {_numbers(answer)}")
+            rows = {other.name: other.figures.get(name) for other in others if other is not hand_in}
+            whose = [name for name, row in rows.items() if row and _has_digits_of(answer, row.value)]
+            lines.append(
+                f"{describe(name)}: {in_words(figure)}; **not in the answer**, which has {_numbers(answer)}"
+                + (f"; **one is that of {', '.join(whose)}**" if whose else "")
+            )
     return lines
 
 
@@ -79,6 +88,14 @@ def _cited_number(answer: str, value: float) -> str:
         ):
             return word
     return ""
+
+
+def _has_digits_of(answer: str, value: float) -> bool:
+    """Return whether a number in an answer is this value, to at least four digits: fewer may be equal by chance."""
+    words = [word.replace(",", "") for word in NUMBER.findall(answer) if "e" not in word.lower()]
+    long = [word for word in words if len(word.replace(".", "").strip("0")) >= DIGITS]
+    halves = {word: 0.5 * 10.0 ** -len(word.partition(".")[2]) for word in long}
+    return any(abs(float(word) - value * unit) <= 1.01 * half for word, half in halves.items() for unit in UNITS)
 
 
 def _numbers(answer: str) -> str:

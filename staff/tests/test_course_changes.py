@@ -13,6 +13,7 @@ from common.errors import InputError
 from common.paths import ROOT
 from course.choices import scaled
 from course.table import load_course, read_course, score_of
+from staff.course import table
 from staff.grade.submissions import clean_files
 from staff.handout.assemble import assemble
 from staff.tests.handouts import copied
@@ -84,6 +85,18 @@ def test_the_first_25_lines_are_the_course_and_the_rest_of_the_table_is_not_need
     assert "[task." not in first
 
 
+def test_the_table_has_each_task_with_its_points_and_date_once_and_every_region(tmp_path):
+    course, _ = edited(tmp_path, due={"b": "2026-02-13T23:59:00Z"})
+
+    _, _, *lines = table(course)
+
+    heads = [line.split()[:2] for line in lines if re.match(r"\w+ +\+?\d+ ", line)]
+    assert [task for task, _ in heads] == [*course.tasks]
+    assert sum(int(points) for _, points in heads) == course.total + course.bonus
+    assert sum("2026-02-13 23:59 UTC" in line for line in lines) == 1
+    assert all(f" {id} ({row.points})" in " ".join(lines) for id, row in course.regions.items())
+
+
 @pytest.mark.parametrize(
     "weights, total, points",
     [
@@ -128,6 +141,7 @@ def test_what_builds_on_a_region_that_is_left_out_builds_on_what_that_one_builds
             {"total": 20},
             [f"total = 20 leaves no point for region {id}" for id in ("2b.2", "2b.4", "2b.6", "2b.8", "3.1", "3.2")],
         ),
+        ({"own_run_points": -1}, ["own_run_points: expected at least 0, got -1"]),
         ({"name": "COS 598"}, ["name: expected small letters and digits"]),
         ({"due": {"1": "2026-02-13T23:59:00"}}, ["due.1: expected a time with its zone"]),
         ({"due": {"1": '"next week"'}}, ["due.1: expected a time with its zone"]),
@@ -297,6 +311,38 @@ def test_without_task_4_the_pipeline_and_the_bonus_neither_folders_nor_tests_nor
     assert "| 4.1 |" not in table and "| p.1 |" not in table and "b.16" not in table.split("\n## ")[0]
     assert "| | total | | 100 |" in table
     assert re.search(r"\| 1\.1 \|.*\| 4 \|", table), "the points of what is left are scaled to the same total"
+
+
+@pytest.mark.medium
+@pytest.mark.parametrize(
+    ("values", "rows_of_lessons", "said"),
+    [
+        ({"bonus": 30}, [("b.1 to b.21, without b.17", "30")], "These lessons are optional: their points"),
+        (
+            {"graded": ["b.1", "b.2"], "bonus": 0, "total": 60},
+            [("b.1, b.2", "3")],
+            "b.1, b.2 count in the 60 points. You",
+        ),
+        (
+            {"graded": ["b.1", "b.2"], "bonus": 20},
+            [("b.1, b.2", "6"), ("the other lessons", "20")],
+            "b.1, b.2 count in the 100 points. The other lessons are optional: their points are a **bonus**",
+        ),
+    ],
+    ids=["all on top", "some count, no others", "some count, the others on top"],
+)
+def test_pages_say_which_bonus_lessons_count_and_with_how_many_points(tree, values, rows_of_lessons, said):
+    change(tree, lambda text: choose(text, **values))
+
+    files = assemble(tree).files
+
+    table = files["README.md"].decode().split("## Regions and points")[1].split("\n## ")[0]
+    cells = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines() if "beyond DDP" in line
+    ]
+    assert [(row[0], row[-1]) for row in cells] == rows_of_lessons
+    assert ["bonus" in row[1] for row in cells] == [not row[0].startswith("b.1,") for row in cells]
+    assert said in " ".join(files["beyond/README.md"].decode().split())
 
 
 SENTENCES = """

@@ -25,8 +25,9 @@ NO_NODES = why_not() if sys.platform == "linux" else "network namespaces are Lin
 # A documented command, as a pattern -> the same in a small setting.
 SMALL = {
     r"task1_single/run_glue\.py": "task1_single/run_glue.py --max_steps 2",
-    r"benchmark\.checks\.network": "-m benchmark.checks.network --quick --parts tiny",
+    r"benchmark\.checks\.network": "-m benchmark.checks.network --quick --parts tiny,rate",
     r"benchmark\.checks\.activation_memory": "-m benchmark.checks.activation_memory --quick",
+    r"benchmark\.checks\.checkpoint_cost": "-m benchmark.checks.checkpoint_cost --quick",
     r"make pictures|cluster\.demo\.pictures": "-m cluster.demo.pictures --only pipeline --into runs/pictures",
     r"benchmark\.checks\.pipeline_speed": "-m benchmark.checks.pipeline_speed --quick --plot bubble.png",
     r"benchmark\.checks\.network --parts (tiny,large|rate)": "-m benchmark.checks.network --quick",
@@ -64,7 +65,7 @@ ELSEWHERE = {
     r"^(sbatch|srun) ": "needs SLURM (test_slurm.py: four virtual nodes)",
     r"grader\.watch|^make watch": "runs until it is ended (test_watch.py)",
     r"grader\.debug": "asks in a terminal (test_debug.py)",
-    r"--kill ": "ends by a kill (staff/tests/beyond/test_survive.py)",
+    r"--kill |--step_seconds|lost_time": "ends by a kill (staff/tests/beyond/test_survive.py)",
     r"--shell": "waits for a person (test_emulate.py)",
     r"--interface eno1|^dool|node0\.csv": "names interfaces and files of CloudLab nodes (test_traffic.py)",
     r"--input en_meta/": "needs OSCAR (test_oscar.py)",

@@ -87,11 +87,15 @@ def test_downloads_are_graded_as_they_are_and_each_hand_in_is_that_of_its_people
         ("Ada_Byron_1234_assignsubmission_file_", {"ada@x.edu"}),
         ("submission_31_9_ada@x.edu", {"ada@x.edu"}),
         ("li_88_99_hw", set()),  # two of that name
+        ("Lars_Slate_12_assignsubmission_file_", {"x3"}),  # his name ends like Canvas' mark
+        ("slatelars_LATE_12_13_hw", {"x3"}),
+        ("LATE_12_13_hw", set()),
         ("Ada_Byronova_1_assignsubmission_file_", set()),
         ("山田太郎_1_2_hw", {"007"}),
     ],
 )
 def test_a_hand_in_without_an_id_belongs_to_the_one_of_its_name(tmp_path, hand_in, ids):
-    (tmp_path / "r.csv").write_text('id,name\nada@x.edu,"Byron, Ada"\nx1,Li\nx2,Li\n007,山田 太郎\n')
+    people = 'ada@x.edu,"Byron, Ada"', "x1,Li", "x2,Li", "x3,Lars Slate", "x4,", "007,山田 太郎"
+    (tmp_path / "r.csv").write_text("\n".join(("id,name", *people)))
 
     assert owners(hand_in, read_roster(tmp_path / "r.csv")) == ids

@@ -54,6 +54,15 @@ def test_moodle_gets_points_by_address_and_who_has_no_row_is_named(capsys, grade
     assert "no row for cd34" in said
 
 
+def test_the_zero_of_a_hand_in_that_cannot_be_read_is_named(capsys, graded):
+    rows = [row(entry("2b.1", "crashed", most=4), name="ab_12", unreadable=True)]
+    write_grades(graded / "grades.csv", read_roster(graded / "roster.csv"), rows)
+
+    filled, said = exported(capsys, graded, MOODLE, "moodle")
+
+    assert filled[1]["Grade"] == "0" and "note: ab_12 has 0 points: it cannot be read" in said
+
+
 def test_points_above_the_maximum_which_moodle_skips_become_the_maximum_and_canvas_gets_them(capsys, graded):
     rows = [row(entry("2b.1", "passed", most=4), entry("b.1", "passed", most=3), name="ab_12")]
     write_grades(graded / "grades.csv", read_roster(graded / "roster.csv"), rows)

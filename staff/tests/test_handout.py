@@ -248,6 +248,7 @@ TOUCHES: dict[str, Callable[[Path], object]] = {
     "add a link": lambda out: (out / "link").symlink_to(out.parent),
     "remove the manifest": lambda out: (out / MANIFEST).unlink(),
     "break the manifest": lambda out: (out / MANIFEST).write_text("[]"),
+    "put a link to nothing there": lambda out: (out.rename(out.with_name("moved")), out.symlink_to("nowhere")),
     "put another zip there": lambda out: out.with_name(f"{out.name}.zip").write_bytes(b"mine"),
 }
 

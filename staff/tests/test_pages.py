@@ -114,6 +114,15 @@ def test_equal_mistakes_are_counted_together_whatever_their_numbers():
     assert "2 of 3" in text_of(page) and 'href="hand_ins/b%20%26%20co/index.html"' in page
 
 
+def test_of_many_mistakes_the_page_has_the_most_frequent():
+    rare = row(*(entry("1.2", "wrong", name=f"test_{number}") for number in range(30)), name="a")
+    frequent = [row(entry("1.2", "wrong", name="test_last"), name=name) for name in "bc"]
+
+    groups = gradebook.mistakes([rare, *frequent])
+
+    assert len(groups) == gradebook.MOST_MISTAKES and groups[0].names == ("b", "c")
+
+
 def test_a_regions_share_tells_all_some_none_and_not_attempted():
     def two(first, second):
         return row(entry("1.1", first), entry("1.1", second, most=1))
@@ -124,6 +133,13 @@ def test_a_regions_share_tells_all_some_none_and_not_attempted():
 
     assert (share.full, share.some, share.none, share.untried) == (1, 1, 1, 1)
     assert (share.max_points, share.mean) == (3, 1.25)
+
+
+def test_a_region_whose_tests_here_give_no_points_has_no_row():
+    assert (
+        gradebook.regions([row(entry("1.1", "passed", most=0)), row(entry("1.1", "not attempted", most=0))], COURSE)
+        == []
+    )
 
 
 @pytest.mark.parametrize("points, name", [(100, "90–100 %"), (87, "80–90 %"), (0, "0–10 %")])

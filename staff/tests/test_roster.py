@@ -32,6 +32,7 @@ def roster(folder: Path, text: str) -> Path:
         ("xcd34", set()),
         ("ab_12-cd34", {"ab_12", "cd34"}),
         ("m.muster-b_late", {"m.muster-b"}),
+        ("m.muster-m.muster-b", {"m.muster", "m.muster-b"}),
         ("m.muster_1007_assignsubmission_file", {"m.muster", "1007"}),
         ("dai_carl_cd34_88217_hand-in-2", {"cd34"}),
         ("10071", set()),

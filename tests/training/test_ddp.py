@@ -19,18 +19,7 @@ from grader.ranks.outcome import RankResult, Result
 from grader.wire.values import Fields
 from tests.gradients import test_averaging as averaging
 from tests.training import loop_shared, reference, small_models
-from tests.training.loop_shared import (
-    CLIP,
-    IN_RANK,
-    PRELOAD,
-    SLACK,
-    Training,
-    check_goes_on,
-    glue,
-    gpt2,
-    must_step,
-    tolerance,
-)
+from tests.training.loop_shared import CLIP, IN_RANK, PRELOAD, SLACK, Training, glue, gpt2, must_step, tolerance
 from tests.training.test_averaging_in_steps import AVERAGING, check_sent_once
 from tests.training.test_loop import check_clipping, check_steps
 
@@ -230,7 +219,7 @@ def test_task3_trains_through_the_wrapped_model(grade: Grade) -> None:
     check_steps(glue(grade, 3, train=15, batch=2, num_train_epochs=2), 6)  # the last batch has one example
     check_clipping(train_glue(grade), 4)
     check_reducer(train_glue(grade))
-    check_goes_on(glue(grade, 2, train=12, batch=3, lost=True))
+    loop_shared.check_goes_on(glue(grade, 2, train=12, batch=3, lost=True))
 
 
 @graded("3.1")
@@ -248,7 +237,7 @@ def test_gpt2_trains_through_the_wrapped_model(grade: Grade) -> None:
     check_steps(gpt2(grade, 3, train=5, batch=2, n_epochs=1), 3)
     check_clipping(train_gpt2(grade), 6)
     check_traffic(train_gpt2(grade))
-    check_goes_on(gpt2(grade, 2, train=4, batch=2, n_epochs=1, lost=True))
+    loop_shared.check_goes_on(gpt2(grade, 2, train=4, batch=2, n_epochs=1, lost=True))
 
 
 @graded("3.2", absence=True)

@@ -159,14 +159,24 @@ def event(name, begin, duration, category="cpu_op"):
     return {"ph": "X", "name": name, "ts": begin, "dur": duration, "cat": category, "tid": 1}
 
 
-def test_communication_behind_arithmetic_is_not_exposed():
+@pytest.mark.parametrize(
+    ("product", "message", "category"),
+    [
+        ("aten::mm", "gloo:all_reduce", "cpu_op"),
+        ("sgemm", "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "kernel"),
+        ("sgemm", "ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)", "kernel"),
+    ],
+)
+def test_communication_behind_arithmetic_is_not_exposed(product, message, category):
     events = [
         event("phase:backward", 0, 100, "user_annotation"),
-        event("aten::mm", 0, 60),
-        event("gloo:all_reduce", 40, 50),  # 20 of it behind the product
+        event(product, 0, 60, category),
+        event(message, 40, 50, category),  # 20 of it behind the product
     ]
+    on_gpu = category == "kernel"
+    calls = [event("nccl:all_reduce", 0, 30), event("aten::mm", 0, 100)] if on_gpu else []
 
-    assert communication(events, steps=2) == pytest.approx((0.025, 0.015))  # ms of a step
+    assert communication([*events, *calls], steps=2, on_gpu=on_gpu) == pytest.approx((0.025, 0.015))  # ms of a step
 
 
 def test_of_strategies_that_take_turns_each_has_the_communication_of_its_own_steps():

@@ -73,9 +73,8 @@ def test_warm_up_is_not_timed_and_all_workers_begin_the_timed_steps_together(tmp
     file = tmp_path / "warming_up.py"
     file.write_text(WARMING_UP)
 
-    record = in_group(
-        2, tmp_path / "r", "--model", f"{file}:build", "--batch_size", 3, "--accumulation", 2, "--max_steps", 9
-    )
+    words = ["--model", f"{file}:build", "--strategy", "own_ring", "--batch_size", 3, "--accumulation", 2]
+    record = in_group(2, tmp_path / "r", *words, "--max_steps", 9)
 
     assert record["steps"] == {"dropped": 2, "timed": 5, "traced": 2}
     assert len(record["losses"]) == 9 and len(record["steps_ms"]) == 5
@@ -83,6 +82,7 @@ def test_warm_up_is_not_timed_and_all_workers_begin_the_timed_steps_together(tmp
     seconds = sum(record["steps_ms"]) / 1e3
     assert record["samples_per_second"] == pytest.approx(2 * 3 * 2 * 5 / seconds)
     assert record["tokens_per_second"] is None  # they are numbers
+    assert record["communication"]["sent_bytes"] == 4 * 20  # a ring of two sends each gradient once in a step
     assert record["wall_s"] == pytest.approx(seconds)
     assert record["step_ms"] == pytest.approx(statistics.median(record["steps_ms"]))
     wall = record["phases_ms"].pop("wall")
@@ -118,6 +118,7 @@ def test_weights_and_biases_gets_what_tensorboard_gets(tmp_path, monkeypatch):
         "init = lambda project, dir, name, config: Run(dir)\n"
     )
     words = ["-m", "benchmark.run", "--strategy", "single", "--max_steps", "3", "--length", "16", "--wandb"]
+    words += ["--model", "t5-tiny", "--bleu"]
     place = ["--local_rank", "0", "--world_size", "1", "--output_dir", tmp_path / "run"]
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
@@ -129,7 +130,7 @@ def test_weights_and_biases_gets_what_tensorboard_gets(tmp_path, monkeypatch):
     board.Reload()
     logged = [json.loads(line) for line in (tmp_path / "run" / "wandb.jsonl").read_text().splitlines()]
     losses = losses_in(tmp_path / "run")
-    assert {line["mode"] for line in logged} == {"offline"}
+    assert {line["mode"] for line in logged} == {"offline"} and 0 <= result["bleu"] < 100
     assert [line["train/loss"] for line in logged if "train/loss" in line] == losses
     assert [scalar.value for scalar in board.Scalars("train/loss")] == pytest.approx(losses)
     assert [scalar.value for scalar in board.Scalars("train/loss_of_first_worker")] == pytest.approx(losses)

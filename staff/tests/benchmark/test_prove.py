@@ -102,11 +102,14 @@ def test_every_strategy_is_right(workers, precision, count, tmp_path):
 
 
 @pytest.mark.medium
-def test_strategies_are_right_with_a_llama_too(tmp_path):
-    """RMSNorm, rotary positions, SwiGLU, and queries that share keys; what cuts GPT-2 is left out, and named."""
-    names = "ddp,fsdp,own_overlap,own_zero3"
-
-    codes = group(PROVE, 2, tmp_path, "--model", "llama-tiny", "--strategies", names, "--output_dir", tmp_path / "p")
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [("ddp,fsdp,own_overlap,own_zero3", ["--model", "llama-tiny"]), ("fsdp", ["--precision", "bf16"])],
+    ids=["llama", "bf16"],
+)
+def test_strategies_are_right_with_a_llama_and_in_half_precision_too(names, words, tmp_path):
+    """RMSNorm, rotary positions, SwiGLU, and queries that share keys; gradients are not rounded on their way."""
+    codes = group(PROVE, 2, tmp_path, *words, "--strategies", names, "--output_dir", tmp_path / "p")
 
     rows = json.loads((tmp_path / "p" / "proof.json").read_text())
     assert {row["strategy"]: row["gradient"] for row in rows} == dict.fromkeys(names.split(","), "ok")

@@ -16,15 +16,14 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from beyond.run_survive import KilledFolder
-from beyond.small_job import SmallJob
+from beyond.run_survive import KilledFolder, ReportingJob
 from beyond.survive import load, train
 
 STEPS, EVERY, SEED = 12, 4, 7
 DEADLINE = 60.0  # seconds for an attempt, which takes less than one
 
 
-class LoggingJob(SmallJob):
+class LoggingJob(ReportingJob):
     """Writes the examples of every update to a file, one line each; an interrupted step does not count."""
 
     def __init__(self, log: Path) -> None:
@@ -43,6 +42,7 @@ class LoggingJob(SmallJob):
 def rank_main(rank: int, ranks: int, storage: Path, log: Path, kill: int) -> None:
     """Train as one rank; at the end, write all parameters."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # gloo's complaints about a dead peer
+    os.dup2(os.open(f"{log}.out.{rank}", os.O_WRONLY | os.O_CREAT), 1)
     job, code = LoggingJob(Path(f"{log}.{rank}")), 1
     try:
         dist.init_process_group("gloo", store=dist.FileStore(f"{log}.store", ranks), rank=rank, world_size=ranks)

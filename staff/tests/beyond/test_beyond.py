@@ -1,4 +1,4 @@
-"""Given lines of the ring and of the reducer that their regions' graders do not see; no other rank takes part."""
+"""Given lines of the ring, the reducer and ZeRO-3 that their regions' graders do not see; no other rank takes part."""
 
 import pytest
 import torch
@@ -6,6 +6,7 @@ from torch import nn
 
 from beyond import ring
 from beyond.overlap import GradientReducer
+from beyond.sharded_model import ShardedModel
 from staff.tests.gpu.fake_group import joined
 
 MATRIX = torch.arange(35.0).view(5, 7)
@@ -40,3 +41,9 @@ def test_a_second_backward_before_finish_is_refused():
 
         with pytest.raises(RuntimeError, match=r"a second backward before finish\(\); use no_sync\(\)"):
             model(torch.ones(2, 3)).sum().backward()
+
+
+@pytest.mark.parametrize("blocks", [chain(), [*chain(), nn.ReLU()]], ids=["nothing outside", "an empty block"])
+def test_a_model_that_cannot_be_sharded_by_block_is_refused(blocks):
+    with pytest.raises(ValueError, match="expected trainable parameters in each block, and some outside"):
+        ShardedModel(nn.Sequential(*blocks), list(blocks), torch.optim.Adam)

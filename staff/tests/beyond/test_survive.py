@@ -79,6 +79,7 @@ def test_after_kills_nothing_is_lost_but_time_and_what_remains_was_computed(numb
     drawn = list(scenarios(number, random.Random(random.randrange(2**32))))
     (reference,), *results = run(tmp_path, [ALONE, *drawn])
     right, survived = values(tmp_path, 0, 0), 0
+    assert len(losses((tmp_path / "log0.0.out.0").read_text())) == STEPS
     for i, (scenario, attempts) in enumerate(zip(drawn, results, strict=True), 1):
         start = {}
         for j, ((ranks, victim, n), attempt) in enumerate(zip(scenario, attempts, strict=True)):
@@ -121,6 +122,11 @@ def test_torchrun_starts_all_again_after_two_kills_and_the_losses_are_those_of_a
     assert killed.stderr.count("failed (exitcode: -9)") == 2
     assert losses(killed.stdout) == pytest.approx(losses(quiet.stdout), rel=1e-6)
     assert max(losses(killed.stdout)) == 40
+
+    (tmp_path / "output.txt").write_text(killed.stdout)
+    lost = [sys.executable, "beyond/lost_time.py", tmp_path / "output.txt", "--plot", tmp_path / "kills.png"]
+    assert " 2 kills: " in subprocess.run(lost, capture_output=True, text=True, cwd=ROOT).stdout
+    assert (tmp_path / "kills.png").stat().st_size > 5000
 
 
 @pytest.mark.proof

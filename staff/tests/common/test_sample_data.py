@@ -1,10 +1,11 @@
 """The embedded data: right in shape, and not to be solved without reading both sentences."""
 
 import csv
+from hashlib import sha256
 
 import pytest
 
-from common.data.sample_data import glue_sample_dir
+from common.data.sample_data import VERSION, glue_sample_dir, oscar_sample_file
 
 
 @pytest.fixture(scope="module")
@@ -35,3 +36,13 @@ def test_the_label_says_whether_the_statement_is_what_the_text_is_sure_of(pairs)
         assert len(sure) == 1, text
         assert (claim == f"{sure[0]}.") == (label == "entailment"), (text, claim)
         assert set(claim.rstrip(".").split()) < set(text.rstrip(".").split())  # whichever the label
+
+
+def test_the_files_are_those_of_their_version_on_every_machine(tmp_path, monkeypatch):
+    """If you change them, increase VERSION: caches keep the files of a version."""
+    monkeypatch.setenv("COS598D_CACHE", str(tmp_path))
+    folder = glue_sample_dir()
+
+    contents = [path.read_bytes() for path in (folder / "train.tsv", folder / "dev.tsv", oscar_sample_file())]
+
+    assert (VERSION, sha256(b"".join(contents)).hexdigest()[:16]) == (4, "1d12003975fac2e9")

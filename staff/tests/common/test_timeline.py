@@ -14,7 +14,7 @@ from common.timeline.parts import NAMES, parts
 from common.timeline.picture import NETWORK_ROW, PROCESS, RANK, rectangles
 from common.timeline.spans import duration, spans_of, within
 from common.timeline.trace import read_trace
-from common.timeline.waiting import Blocked, WaitMessage, waits
+from common.timeline.waiting import Blocked, WaitMessage, blocked, waits
 from staff.tests import workers
 from staff.tests.common.made_timelines import after_backward, during_backward
 from staff.tests.common.timeline_ranks import LAYERS, SIZE, SLEEP, SLOW
@@ -42,9 +42,26 @@ def test_a_rank_that_goes_on_before_the_last_one_arrives_waits_no_longer():
     assert waits(1, early, {0: late, 1: early}, Blocked(0.0, 0.2, 0), []) == [Wait(0.0, 0.2, 0)]
 
 
-def test_messages_that_travel_at_the_same_time_share_the_thin_row_of_their_rank():
-    drawn = [one for one in rectangles(during_backward(), 1) if one.box.row == "network"]
+@pytest.mark.parametrize(
+    ("busy", "until", "spans"),
+    [  # in seconds, of a phase of 1 s; the message has left at 0.2
+        ([(0.0, 0.5), (0.5002, 1.0)], 0.5002, []),  # Python, between two operations
+        ([(0.0, 0.5), (0.502, 1.0)], 0.502, [(0.5, 0.502)]),
+        ([(0.0, 0.9998)], 1.0, [(0.9998, 1.0)]),  # at the end of the phase, nothing is computed behind it
+        ([], 1.0, [(0.2, 1.0)]),
+    ],
+)
+def test_a_process_is_blocked_where_it_does_nothing_but_wait_for_its_message(busy, until, spans):
+    message = WaitMessage("all_reduce", 0.2, until)
 
+    assert blocked((0.0, 1.0), busy, [message]) == [Blocked(start, end, 0) for start, end in spans]
+
+
+def test_messages_that_travel_at_the_same_time_share_the_thin_row_of_their_rank():
+    all_drawn = rectangles(during_backward(), 1)
+    drawn = [one for one in all_drawn if one.box.row == "network"]
+
+    assert len(all_drawn) == 4 + len(drawn) == 4 + 3  # each box once
     assert len({one.top for one in drawn}) == 2
     assert max(one.top + one.height for one in drawn) == pytest.approx(RANK + PROCESS + NETWORK_ROW)
 

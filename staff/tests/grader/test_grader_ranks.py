@@ -66,6 +66,22 @@ def test_what_never_ends_is_ended_at_the_deadline_and_says_where_it_was(play, na
     assert result.explain().startswith("the deadline of 0.5 s has passed: rank 0 was still running (task/run.py:")
 
 
+def test_a_spied_function_does_what_it_did_and_leaves_an_event_of_the_name_that_was_asked_for(play):
+    source = """
+        import math
+
+        def go(context):
+            context.spy(math, "sqrt", "root", lambda x: {"of": x})
+            context.spy(math, "floor")
+            return [math.sqrt(4.0), math.floor(2.5)]
+        """
+
+    result = play(source, 1)
+
+    assert result.values == [[2.0, 2]]
+    assert [(event.name, event.data) for event in result.ranks[0].events] == [("root", {"of": 4.0}), ("floor", {})]
+
+
 def test_a_failure_carries_the_students_lines_only(play):
     source = """
         def inner(x):

@@ -56,3 +56,12 @@ def test_a_prediction_is_kept_with_its_time_and_shown_beside_what_was_measured(s
     assert row and float(row[1]) == pytest.approx(mean[1] / mean[2], rel=1e-3)
     assert float(row[2]) == pytest.approx(float(row[1]) / 1.5, abs=0.01)
     assert "| 41 on " in text and "not measured yet" in text and len(report.predicted) == 6
+
+
+@pytest.mark.parametrize("words", ["predict 2b", "questions"])
+def test_where_nobody_can_answer_a_command_that_asks_ends_with_one_line(student, words):
+    command = [sys.executable, "submit.py", *words.split()]
+
+    done = subprocess.run(command, cwd=student, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+
+    assert done.returncode == 2 and "terminal" in done.stderr and done.stderr.count("\n") == 1, done.stderr

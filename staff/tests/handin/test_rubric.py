@@ -123,6 +123,14 @@ def edit(name: str, change: Callable[[dict], object], refresh: bool = False) -> 
     return apply
 
 
+def taking(seconds: float) -> Callable[[dict], None]:
+    def change(record: dict) -> None:
+        for step in record["iterations"]:
+            step["seconds"] = seconds
+
+    return change
+
+
 def faster(record: dict) -> None:
     for step in record["iterations"]:
         step["seconds"] /= 1000
@@ -154,6 +162,23 @@ def test_what_does_not_fit_is_said_and_so_is_whose_records_and_words_they_are(ar
     assert [said for (_, said), name in zip(ALTERED, altered, strict=True) if not re.search(said, marked[name])] == []
     assert "rank0.json has the same times as a record of" in marked["ada"]
     assert "**much of it is also in: bob0, bob1" in texts["ada"]
+
+
+def test_figures_of_somebody_elses_records_are_said_to_be_theirs(archive, tmp_path):
+    told = answered(archive["report.md"].decode(), Figures({"2b_seconds": 0.1234}), lambda name: rubric()[name].good)
+    ada, bob = ({**archive, "report.md": told.encode()} for _ in range(2))
+    for seconds, files in ((0.1234, ada), (0.2345, bob)):
+        for name in [name for name in files if name.startswith("runs/task2b_allreduce/rank")]:
+            edit(name, taking(seconds), refresh=True)(files)
+
+    texts = sheets(tmp_path, ada=ada, bob=bob)
+
+    of_2b = {
+        name: next(line for line in text.splitlines() if line.startswith("- time of an iteration of 2b"))
+        for name, text in texts.items()
+    }
+    assert of_2b["ada"].endswith("0.1234 s; the answer says 0.1234: agrees")
+    assert "**not in the answer**" in of_2b["bob"] and of_2b["bob"].endswith("; **one is that of ada**")
 
 
 def test_foreign_figures_and_empty_answers_are_marked_and_points_come_back_into_the_grade_book(archive, tmp_path):

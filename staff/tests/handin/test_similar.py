@@ -16,6 +16,7 @@ from staff.grade import result_store
 from staff.grade.class_files import write_class
 from staff.grade.submissions import write_files
 from staff.proofs.bank import VARIANTS, load_bank, solved_files
+from staff.similar import pairs, regions_of
 from staff.tests.rows import entry, row
 
 pytestmark = pytest.mark.medium
@@ -92,6 +93,19 @@ def test_copies_with_other_names_and_order_are_found_and_hardly_anybody_else(tmp
     assert len(found - copies) <= 1 and json.loads(last)["pairs"] == len(found)
     assert "s00 and s36" in out.read_text() and "my_" in out.read_text()
     assert len(list((tmp_path / "jplag/s00").glob("*.py"))) == len({region for region, _ in parts})
+
+
+def test_whoever_has_the_same_code_is_found_even_where_it_is_that_of_the_whole_class():
+    same = regions_of(solved_files(), COURSE)
+    short = {"1.2": same["1.2"]}
+
+    found = pairs({"ada": same, "bob": same, "our solutions": same, "eve": short, "eva": short}, ["ada", "bob", "eve"])
+
+    assert {(pair.names, pair.share) for pair in found} == {
+        (("ada", "bob"), 1.0),
+        (("ada", "our solutions"), 1.0),
+        (("bob", "our solutions"), 1.0),
+    }
 
 
 def test_equal_hand_ins_are_on_the_overview_without_asking(tmp_path):

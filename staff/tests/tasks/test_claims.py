@@ -6,6 +6,7 @@ Each function of CLAIMS runs on two ranks, which are started once for all of the
 import json
 import math
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
@@ -17,8 +18,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmark.checks.activation_memory import measure_stage
-from benchmark.checks.ranks import on_ranks
+from benchmark.checks.activation_memory import measure
 from beyond.cost_model import TimedBucket, step_time
 from common.arguments import parse_worker_arguments
 from common.workers.collectives import recorded, turn_on_recorder
@@ -165,10 +165,10 @@ def test_the_number_of_buckets_on_the_page_of_overlap_is_the_best_by_the_model_o
 
 @pytest.mark.proof
 def test_1f1b_keeps_as_many_micro_batches_as_stages_follow_and_gpipe_keeps_all():
-    rows = [row for stage in on_ranks(measure_stage, 2, counts=[3]) for row in stage]
+    rows = measure(Namespace(stages=2, micro_batches=[3], plot=None))
 
-    alive = {(row["schedule"], row["stage"]): row["alive"] for row in rows}
-    assert alive == {("gpipe", 0): 3, ("gpipe", 1): 3, ("1f1b", 0): 2, ("1f1b", 1): 1}
+    alive = [(row["schedule"], row["stage"], row["alive"]) for row in rows]
+    assert alive == [("gpipe", 0, 3), ("gpipe", 1, 3), ("1f1b", 0, 2), ("1f1b", 1, 1)]
     assert all(row["holds"] for row in rows), rows
 
 
