@@ -9,6 +9,8 @@ graded with --roster. A row belongs to a person if one of its cells is the id, a
 points above the maximum, which a bonus can give: then the maximum is written, and a note says so.
 """
 
+import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)
+
 import argparse
 import csv
 import sys
