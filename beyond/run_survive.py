@@ -40,8 +40,8 @@ def report(text: str) -> None:
 class ReportingJob(SmallJob):
     """A small job whose first rank prints the loss of every step, which takes at least `seconds`."""
 
-    def __init__(self, seconds: float) -> None:
-        super().__init__()
+    def __init__(self, seconds: float, seed: int = 7) -> None:
+        super().__init__(seed)
         self.seconds = seconds
 
     def update(self, state: State, gradient: Tensor) -> None:

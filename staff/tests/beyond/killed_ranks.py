@@ -27,7 +27,7 @@ class LoggingJob(ReportingJob):
     """Writes the examples of every update to a file, one line each; an interrupted step does not count."""
 
     def __init__(self, log: Path) -> None:
-        super().__init__(SEED)
+        super().__init__(0.0, SEED)
         self.log = log.open("w", buffering=1)
 
     def gradient(self, values, examples):
