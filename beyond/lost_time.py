@@ -1,6 +1,8 @@
 """Where the time of a run with kills went, beside the goodput that Daly's formula gives for such a run.
 
-python beyond/lost_time.py output.txt --every 40 --plot kills.png      # output.txt: what run_survive.py has printed
+    python beyond/lost_time.py output.txt --every 40 --plot kills.png
+
+output.txt is what run_survive.py has printed; --every must be the one of its command.
 """
 
 import argparse
@@ -15,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # finds common/ fr
 from beyond.how_often import Job
 from common.errors import InputError, exit_on_input_error
 
+DAY = 86_400  # seconds; the clock starts again at midnight
 Attempt = list[tuple[float, int]]  # when which step was made, in seconds from the first step of the run
 LINE = re.compile(r"^(?:\[0\] )?(\d+):(\d+):([\d.]+) (?:start|step (\d+))", re.MULTILINE)
 
@@ -26,8 +29,8 @@ def read(file: Path) -> list[Attempt]:
     for hours, minutes, seconds, step in LINE.findall(file.read_text(encoding="utf-8")):
         if step:
             now = 3600 * int(hours) + 60 * int(minutes) + float(seconds)
-            start = start or now
-            attempts[-1].append((now - start, int(step)))
+            start = now if start is None else start
+            attempts[-1].append(((now - start) % DAY, int(step)))
         else:
             attempts.append([])
     return [attempt for attempt in attempts if attempt]

@@ -4,10 +4,10 @@
     python -m staff.similar submissions/* --against ../2025/submissions/* --out similar.html
     python -m staff.similar submissions/* --jplag folders      # a folder for each, for JPlag or Dolos
 
-What many have written does not count: it is dictated by the handout, or has one natural form. Two with the very same
-statements throughout are reported nevertheless. Our own solution and the variants that we know are part of the
-comparison, under the name "our solutions". What is found is a reason to read both and to ask, never a verdict:
-staff/integrity.md says what it can and cannot show.
+Statements that most hand-ins share do not count: the handout dictates them, or there is only one natural way to write
+them. Two hand-ins with exactly the same statements throughout are reported all the same. Our own solution and the known
+variants take part in the comparison, under the name "our solutions". A reported pair is a reason to read both and to
+ask, never a verdict: staff/integrity.md says what it can and cannot show.
 """
 
 import common.workers.environment  # isort: skip  # noqa: F401 (stops with a message if torch is missing)

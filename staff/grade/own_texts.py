@@ -52,8 +52,8 @@ def open_into(path: Path, clean: dict[str, bytes], course: Course, folder: Path,
 
 def compared(tree: Path, course: Course, region: str, solution: str) -> str:
     """A diff from a student's lines of a region to a solution."""
-    mine = "\n".join(written(course, tree).get(region, ()))
-    lines = difflib.unified_diff(mine.splitlines(), solution.splitlines(), "yours", "a solution", lineterm="")
+    student = "\n".join(written(course, tree).get(region, ()))
+    lines = difflib.unified_diff(student.splitlines(), solution.splitlines(), "yours", "a solution", lineterm="")
     return texts.message("\n".join(lines))
 
 
