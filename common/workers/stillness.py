@@ -10,7 +10,7 @@ from common.workers.frames import frame_of, frames_of
 from common.workers.pulse import Pulse
 
 TICK_SECONDS = 0.5
-WORK_SECONDS = 0.01  # of the CPU in a tick; a process that waits in gloo uses 0.001
+WORK_SECONDS = 0.03  # of the CPU in a tick; in a process that waits, gloo's polling threads use up to 0.015
 MUCH_LONGER = 10  # times as long, a rank that computes may stay in one step
 DEBUGGERS = ("bdb.py", "pdb.py", "debugpy", "pydevd")  # in the path of a frame
 
